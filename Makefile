@@ -1,0 +1,27 @@
+# Each target makes .venv and installs on first use, and again when pyproject.toml or the lock file changes.
+PYTHON ?= python3
+EXTRAS ?= dev,qlora
+BIN := .venv/bin
+
+.PHONY: finetune test check lock clean
+
+finetune: .venv/installed
+	$(BIN)/python jobs/finetune.py conf/finetune.yaml
+
+test: .venv/installed check
+	$(BIN)/python -m pytest
+
+check: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+.venv/installed: pyproject.toml requirements.lock
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c requirements.lock -e ".[$(EXTRAS)]"
+	touch $@
+
+lock: ## the versions of this environment, for reproducible installs
+	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
+
+clean:
+	rm -rf .venv build *.egg-info

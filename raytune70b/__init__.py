@@ -1,0 +1,1 @@
+"""Elastic, exact fine-tuning of large language models on Ray."""

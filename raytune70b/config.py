@@ -1,0 +1,255 @@
+"""Builds a configuration: `extends` files, then the file, then `key=value` overrides, checked against the schema.
+
+Everything that a user can get wrong here ends as one `ConfigError` that names the key, the value and the way out;
+`jobs` print it as one line and exit with code 2 (`main_with_clear_errors`).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+
+from raytune70b.schema import Config
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+
+
+class UserError(Exception):
+    """What the user must mend before the job can go on: shown as one line, exit code 2."""
+
+
+class ConfigError(UserError):
+    """A wrong configuration."""
+
+
+def compose(arguments: list[str]) -> Config:
+    """The configuration of a command line: files (later ones lie over earlier ones) and `key=value` overrides, in any order.
+
+    Raises ConfigError.
+    """
+    files = [a for a in arguments if "=" not in a]
+    overrides = [a for a in arguments if "=" in a]
+    merged = OmegaConf.structured(Config)
+    for name in files:
+        for layer, source in _layers(Path(name)):
+            merged = _merge(merged, layer, source)
+    for override in overrides:
+        try:
+            layer = OmegaConf.from_dotlist([override])
+        except Exception as error:
+            raise ConfigError(f"{override}: not a key=value override ({error})") from error
+        merged = _merge(merged, layer, f"override {override}")
+    try:
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from error
+    check(config)
+    return config
+
+
+def _layers(path: Path, trail: tuple[Path, ...] = ()) -> Iterator[tuple[DictConfig, str]]:
+    """A file's layers, those it extends first. Names in `extends` are relative to the file, or to conf/."""
+    found = next((p for p in (path, CONF / path, CONF / path.with_suffix(".yaml"), path.with_suffix(".yaml")) if p.is_file()), None)
+    if found is None:
+        near = difflib.get_close_matches(path.stem, [p.stem for p in CONF.rglob("*.yaml")], 1)
+        raise ConfigError(f"{path}: no such configuration file" + (f"; did you mean {near[0]}?" if near else f"; those that ship are in {CONF.name}/"))
+    found = found.resolve()
+    if found in trail:
+        raise ConfigError(f"{found}: extends itself by way of {' -> '.join(p.name for p in trail)}")
+    try:
+        layer = OmegaConf.load(found)
+    except Exception as error:
+        raise ConfigError(f"{found}: not valid YAML: {_first_line(error)}") from error
+    if not isinstance(layer, DictConfig):
+        raise ConfigError(f"{found}: holds a {type(layer).__name__}; a configuration is a mapping of sections")
+    parents = layer.pop("extends", [])
+    for parent in [parents] if isinstance(parents, str) else parents:
+        relative = found.parent / parent
+        yield from _layers(relative if relative.is_file() else Path(parent), (*trail, found))
+    yield layer, str(found)
+
+
+def _merge(base: Any, layer: Any, source: str) -> DictConfig:
+    unknown = [key for key in _leaves(OmegaConf.to_container(layer)) if not _known(key)]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known_keys(), 1, cutoff=0.0)
+        same_leaf = [k for k in known_keys() if k.split(".")[-1] == unknown[0].split(".")[-1]]
+        raise ConfigError(f"{unknown[0]}: unknown key in {source}; did you mean {(same_leaf or near)[0]}?")
+    try:
+        return OmegaConf.merge(base, layer)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "configuration"
+        raise ConfigError(f"{key}: {_first_line(error)} (in {source})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix
+
+
+def _known(key: str) -> bool:
+    """Whether a dotted key is in the schema; below a free-form dictionary every key is."""
+    fields = _schema_fields()
+    parts = key.split(".")
+    return any(".".join(parts[:n]) in fields for n in range(1, len(parts) + 1)) or any(f.startswith(key + ".") for f in fields)
+
+
+def _schema_fields(section: type = Config, prefix: str = "") -> dict[str, tuple[dataclasses.Field, str, Any]]:
+    """Dotted key -> (field, documentation, default) of every setting, in the schema's order."""
+    found: dict[str, tuple[dataclasses.Field, str, Any]] = {}
+    docs = field_docs(section)
+    for f in dataclasses.fields(section):
+        key = f"{prefix}{f.name}"
+        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
+        if dataclasses.is_dataclass(default):
+            found.update(_schema_fields(type(default), key + "."))
+        else:
+            found[key] = (f, docs.get(f.name, ""), default)
+    return found
+
+
+def known_keys() -> list[str]:
+    """Every dotted key of the schema."""
+    return list(_schema_fields())
+
+
+def field_docs(section: type) -> dict[str, str]:
+    """The string under each field of a dataclass."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: ast.literal_eval(text.value)
+        for field, text in zip(body, body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for the first value outside its limits or in contradiction to another."""
+    for key, (f, _, _) in _schema_fields().items():
+        value = get(config, key)
+        limits = f.metadata
+        if value is None or not limits:
+            continue
+        if limits["choices"] and value not in limits["choices"]:
+            near = difflib.get_close_matches(str(value), limits["choices"], 1)
+            raise ConfigError(f"{key}: is {value!r}; it takes one of {', '.join(limits['choices'])}" + (f" - did you mean {near[0]}?" if near else ""))
+        if limits["low"] is not None and value < limits["low"]:
+            raise ConfigError(f"{key}: is {value}; the least is {limits['low']}")
+        if limits["high"] is not None and value > limits["high"]:
+            raise ConfigError(f"{key}: is {value}; the most is {limits['high']}")
+        if limits["above"] is not None and value <= limits["above"]:
+            raise ConfigError(f"{key}: is {value}; it must be above {limits['above']}")
+    for key, problem in config.problems():
+        raise ConfigError(f"{key}: {problem}")
+
+
+def get(config: Any, key: str) -> Any:
+    """The value at a dotted key."""
+    for part in key.split("."):
+        config = config[part] if isinstance(config, dict) else getattr(config, part)
+    return config
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain dictionaries and lists, for JSON and YAML."""
+    return dataclasses.asdict(config)
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as a file that `compose` reads back to an equal one."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], keys: tuple[str, ...]) -> list[str]:
+    """Lines `key: old -> new` for the settings among `keys` (exact, or a prefix with its dot) that differ."""
+    leaves = [k for k in known_keys() if k.startswith(keys)]
+    pairs = [(k, get(old, k) if _has(old, k) else None, get(new, k)) for k in leaves]
+    return [f"{k}: {json.dumps(a)} -> {json.dumps(b)}" for k, a, b in pairs if a != b]
+
+
+def _has(values: dict[str, Any], key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(values, dict) or part not in values:
+            return False
+        values = values[part]
+    return True
+
+
+def commented_defaults() -> str:
+    """conf/finetune.yaml: every key with its default and its documentation."""
+    lines = ["# The embedded default run, every key of the schema. Written by `python -m raytune70b.config`; a test holds it equal.", ""]
+    section = ""
+    for key, (f, doc, default) in _schema_fields().items():
+        *path, name = key.split(".")
+        if ".".join(path) != section:
+            shared = [a for a, b in zip(path, section.split("."), strict=False) if a == b]
+            lines += ([""] if not shared and section else []) + [f"{'  ' * n}{p}:" for n, p in enumerate(path) if n >= len(shared)]
+            section = ".".join(path)
+        indent = "  " * len(path)
+        lines += [f"{indent}# {part}" for part in textwrap.wrap(doc + _limits_text(f), 110)]
+        lines.append(f"{indent}{name}: {_yaml_value(default)}")
+    return "\n".join(lines) + "\n"
+
+
+def _limits_text(f: dataclasses.Field) -> str:
+    limits = f.metadata
+    if not limits:
+        return ""
+    if limits["choices"]:
+        return f" ({' | '.join(limits['choices'])})"
+    parts = [f"> {limits['above']}" if limits["above"] is not None else "", f">= {limits['low']}" if limits["low"] is not None else "",
+             f"<= {limits['high']}" if limits["high"] is not None else ""]
+    text = ", ".join(p for p in parts if p)
+    return f" ({text})" if text else ""
+
+
+def _yaml_value(value: Any) -> str:
+    if isinstance(value, float):
+        return repr(value) if "e" not in repr(value) else f"{value:.10f}".rstrip("0")
+    return json.dumps(value)
+
+
+def help_text(usage: str, sections: tuple[str, ...]) -> str:
+    """A job's --help: its usage and every key it reads with default and meaning."""
+    lines = [usage.strip(), "", "Files lie over each other from left to right, key=value over all of them. Keys:"]
+    for key, (f, doc, default) in _schema_fields().items():
+        if key.split(".")[0] in sections:
+            lines.append(f"\n  {key}={_yaml_value(default)}")
+            lines += textwrap.wrap(doc + _limits_text(f), 100, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines)
+
+
+def main_with_clear_errors(usage: str, sections: tuple[str, ...], run: Callable[[Config], int | None], arguments: list[str] | None = None) -> int:
+    """A job's entry: composes the configuration, runs, and turns every UserError into one line and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help"} & set(arguments):
+        print(help_text(usage, sections))
+        return 0
+    try:
+        return run(compose(arguments)) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    (CONF / "finetune.yaml").write_text(commented_defaults())

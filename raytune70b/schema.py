@@ -1,0 +1,257 @@
+"""The configuration: one dataclass per section, every key with its meaning, its default and its limits.
+
+The defaults are the embedded default run (tiny, offline, two CPU cores); `conf/finetune.yaml` is written from this file,
+and so are `--help` and the README's reference. The string under a field is its documentation. Limits stand beside the
+field (`limited`), contradictions between fields in the section's `problems`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Optional, Union
+
+Problem = tuple[str, str]
+"""A dotted key and what is wrong with its value."""
+
+
+def limited(default: Any, low: float | None = None, high: float | None = None, choices: tuple = (), above: float | None = None) -> Any:
+    """A field whose value must lie in [low, high], above `above`, or be one of `choices`."""
+    return field(default=default, metadata={"low": low, "high": high, "choices": choices, "above": above})
+
+
+def several(*default: Any) -> Any:
+    """A list field."""
+    return field(default_factory=lambda: list(default))
+
+
+def mapping(**default: Any) -> Any:
+    """A dictionary field."""
+    return field(default_factory=lambda: dict(default))
+
+
+@dataclass
+class Run:
+    name: str = "default"
+    """The run's folder under `run.path`; the same name again continues the run."""
+    path: str = "runs"
+    """Where run folders live: a local or shared folder, or any pyarrow/fsspec URI such as s3://bucket/runs."""
+    resume: str = limited("auto", choices=("auto", "never", "must"))
+    """auto: continue the run when it has a checkpoint; never: refuse an existing run; must: refuse to start from nothing."""
+    seed: int = limited(17, low=0)
+    """Seeds the order of the blocks, random weights and dropout."""
+    hang_timeout_s: float = limited(600.0, above=0)
+    """A worker without a sign of life for this many seconds is named with its stack, and the worker group restarts."""
+    quiet: bool = False
+    """Print errors and the closing table only."""
+
+
+@dataclass
+class Data:
+    path: str = "data/sample"
+    """The folder (or URI) of token blocks that `jobs/prepare.py` writes and `jobs/finetune.py` reads."""
+    inputs: list[str] = several("sample")
+    """Raw documents: files, folders, globs or URIs; `sample` is a small bilingual legal corpus made on the spot."""
+    tokenizer: str = "train"
+    """A Hugging Face tokenizer folder; `train` learns a byte-level BPE from the inputs."""
+    vocab_size: int = limited(2048, low=300)
+    """Size of the vocabulary when `data.tokenizer` is `train`."""
+    seq_len: int = limited(256, low=8)
+    """Tokens in a block."""
+    validation_fraction: float = limited(0.05, low=0.0, high=0.5)
+    """Share of the documents kept for validation; the choice follows the documents' content, not their order."""
+    max_quarantined: float = limited(0.05, low=0.0, high=1.0)
+    """Largest share of unreadable rows before the job stops."""
+    row_group_blocks: int = limited(512, low=1)
+    """Blocks in a Parquet row group: the unit of reading and of shuffling."""
+    shuffle_window: int = limited(4, low=1)
+    """Row groups whose blocks are shuffled together; costs `shuffle_window * row_group_blocks * seq_len * 4` bytes a read task."""
+
+
+@dataclass
+class Lora:
+    rank: int = limited(16, low=1)
+    """Rank of the adapters."""
+    alpha: float = limited(32.0, above=0)
+    """Scale: an adapter's output is multiplied by alpha / rank."""
+    dropout: float = limited(0.0, low=0.0, high=0.95)
+    """Dropout on the adapters' input."""
+    targets: list[str] = several()
+    """Names of the linear layers that get adapters; empty: every linear layer but the output head."""
+    modules_to_save: list[str] = several()
+    """Further modules that are trained in full, such as embed_tokens and lm_head."""
+
+
+@dataclass
+class Model:
+    path: Optional[str] = None
+    """A Hugging Face model folder with safetensors; empty: random weights of the shape in `model.config`."""
+    config: dict[str, Any] = mapping(
+        model_type="llama", hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+    )
+    """Keys of a Hugging Face config, used when `model.path` is empty; the vocabulary follows the tokenizer."""
+    method: str = limited("full", choices=("full", "lora", "qlora"))
+    """full: every weight is trained; lora: adapters on a frozen base; qlora: adapters on a base held in 4 bits."""
+    lora: Lora = field(default_factory=Lora)
+    precision: str = limited("bf16_mixed", choices=("fp32", "bf16_mixed", "bf16"))
+    """bf16_mixed computes in bf16 on fp32 master weights; bf16 also keeps the weights in bf16; fp32 is exact and slow."""
+    attention: str = limited("auto", choices=("auto", "flash_attention_2", "sdpa", "eager"))
+    """auto takes FlashAttention-2 where it is installed and there is a GPU, else sdpa."""
+    activation_checkpointing: str = limited("none", choices=("none", "full", "selective"))
+    """Recompute layers in the backward pass: full is every layer, selective every second one."""
+    compile: bool = False
+    """Compile each decoder layer with torch.compile."""
+    loss_chunk_tokens: int = limited(1024, low=0)
+    """Tokens whose logits are held at once when the loss is computed; 0 holds them all."""
+    sharding: str = limited("fsdp", choices=("fsdp", "zero3"))
+    """The sharding engine: PyTorch FSDP2, or DeepSpeed ZeRO-3."""
+    replicate: int = limited(1, low=1)
+    """Hybrid sharding: copies of the model; each is sharded over world_size / replicate workers."""
+    offload: str = limited("none", choices=("none", "optimizer", "params"))
+    """Keep optimizer states, or parameters and optimizer states, in host memory."""
+
+
+@dataclass
+class Train:
+    epochs: int = limited(1, low=1)
+    """Passes over the training blocks; each block is trained exactly once in each."""
+    steps: Optional[int] = limited(None, low=1)
+    """Stop after this many optimizer steps, before the epochs end; the schedule then spans these steps."""
+    global_batch_size: int = limited(16, low=1)
+    """Blocks in one optimizer step over all workers, whatever their number."""
+    micro_batch_size: Union[int, str] = 4
+    """Blocks in one forward pass of one worker; `auto` takes the largest that the memory plan allows."""
+    learning_rate: float = limited(3e-3, above=0)
+    """Peak learning rate."""
+    min_lr_ratio: float = limited(0.1, low=0.0, high=1.0)
+    """The schedule ends at this share of the peak."""
+    warmup_steps: int = limited(20, low=0)
+    """Steps of linear warm-up."""
+    schedule: str = limited("cosine", choices=("cosine", "linear", "constant"))
+    """Shape after the warm-up."""
+    optimizer: str = limited("adamw", choices=("adamw", "adamw_bf16", "adamw_8bit"))
+    """adamw: states in fp32; adamw_bf16: weights or states in bf16 with stochastic rounding; adamw_8bit: states in 8 bits."""
+    weight_decay: float = limited(0.1, low=0.0)
+    """Decoupled weight decay on matrices; vectors (norms, biases) have none."""
+    beta1: float = limited(0.9, low=0.0, high=0.9999)
+    """AdamW's decay of the first moment."""
+    beta2: float = limited(0.95, low=0.0, high=0.99999)
+    """AdamW's decay of the second moment."""
+    eps: float = limited(1e-8, above=0)
+    """AdamW's epsilon."""
+    max_grad_norm: float = limited(1.0, above=0)
+    """Gradients are scaled down to this global norm."""
+    spike_sigma: float = limited(0.0, low=0.0)
+    """Skip a step whose loss lies this many standard deviations above the recent mean; 0 never does."""
+    max_bad_steps: int = limited(5, low=1)
+    """Skipped steps in a row after which the run stops with the last good checkpoint."""
+
+
+@dataclass
+class Validation:
+    every: int = limited(50, low=0)
+    """Steps between validations; 0 validates at the start and the end only."""
+    at_start: bool = True
+    """Validate before the first step."""
+    max_blocks: Optional[int] = limited(None, low=1)
+    """Validate on the first so many blocks; empty: on all."""
+
+
+@dataclass
+class Checkpoint:
+    every: Union[int, str] = 50
+    """Steps between checkpoints; `auto` follows the Young-Daly rule from the measured stall and `cluster.mtbf_hours`."""
+    keep_last: int = limited(2, low=1)
+    """Newest checkpoints to keep."""
+    keep_best: int = limited(1, low=0)
+    """Checkpoints of lowest validation loss to keep beside them."""
+    keep_every: int = limited(0, low=0)
+    """Also keep every checkpoint whose step is a multiple of this; 0 keeps none for that reason."""
+    asynchronous: bool = True
+    """Train on while a checkpoint is written; training stops only for the copy to host memory."""
+    retries: int = limited(8, low=0)
+    """Tries of one storage operation before a save is given up; the waits double from half a second."""
+
+
+@dataclass
+class Cluster:
+    address: str = "auto"
+    """auto: the running Ray cluster (RAY_ADDRESS, or the one a job was submitted to), else one on this machine; local: always a new one here."""
+    workers: list[int] = several(2, 2)
+    """[least, most] workers, one a GPU: the group shrinks and grows between them as nodes leave and join."""
+    device: str = limited("auto", choices=("auto", "cpu", "gpu"))
+    """auto takes GPUs where the cluster has them."""
+    cpus_per_worker: float = limited(1.0, above=0)
+    """CPUs that Ray reserves for a worker."""
+    max_failures: int = limited(100, low=0)
+    """Restarts of the worker group before the run gives up; a failure that repeats at one step gives up after three."""
+    mtbf_hours: float = limited(200.0, above=0)
+    """Mean time between failures of one node, for `checkpoint.every: auto` and for the plan."""
+    resize_check_s: float = limited(10.0, above=0)
+    """How often the group looks whether it can grow."""
+    start_timeout_s: float = limited(10.0, above=0)
+    """How long a worker group may wait for its resources before it is tried with fewer workers."""
+
+
+@dataclass
+class Tracking:
+    mlflow: Optional[str] = "sqlite"
+    """MLflow tracking URI; `sqlite` is a database in `run.path`; empty: no MLflow."""
+    experiment: str = "raytune70b"
+    """The MLflow experiment that the run belongs to."""
+
+
+@dataclass
+class Budget:
+    hours: Optional[float] = limited(None, above=0)
+    """Hours that the run may take, all launches together."""
+    usd: Optional[float] = limited(None, above=0)
+    """Money that the run may cost, all launches together."""
+    price_per_gpu_hour: Optional[float] = limited(None, low=0)
+    """USD for one GPU for one hour; needed for `budget.usd`."""
+
+
+@dataclass
+class Hardware:
+    gpu: str = "cpu"
+    """A GPU of raytune70b/planning/gpus.csv; `cpu` plans for this machine."""
+    nodes: int = limited(1, low=1)
+    """Machines."""
+    gpus_per_node: int = limited(2, low=1)
+    """GPUs in a machine."""
+
+
+@dataclass
+class Config:
+    run: Run = field(default_factory=Run)
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    train: Train = field(default_factory=Train)
+    validation: Validation = field(default_factory=Validation)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    cluster: Cluster = field(default_factory=Cluster)
+    tracking: Tracking = field(default_factory=Tracking)
+    budget: Budget = field(default_factory=Budget)
+    hardware: Hardware = field(default_factory=Hardware)
+
+    def problems(self) -> Iterator[Problem]:
+        """Contradictions between fields; the limits of single fields are checked by `config.check`."""
+        micro, batch = self.train.micro_batch_size, self.train.global_batch_size
+        if isinstance(micro, str):
+            if micro != "auto":
+                yield "train.micro_batch_size", f"is {micro!r}; it takes a whole number or auto"
+        elif micro < 1 or batch % micro:
+            yield "train.micro_batch_size", f"is {micro}, which does not divide train.global_batch_size ({batch})"
+        every = self.checkpoint.every
+        if every != "auto" and (isinstance(every, str) or every < 1):
+            yield "checkpoint.every", f"is {every!r}; it takes a number of steps from 1, or auto"
+        workers = self.cluster.workers
+        if len(workers) != 2 or not 1 <= workers[0] <= workers[1]:
+            yield "cluster.workers", f"is {workers}; it takes [least, most] with 1 <= least <= most"
+        elif workers[1] % self.model.replicate or workers[0] % self.model.replicate:
+            yield "model.replicate", f"is {self.model.replicate}, which does not divide cluster.workers {workers}"
+        if self.budget.usd is not None and self.budget.price_per_gpu_hour is None:
+            yield "budget.usd", f"is {self.budget.usd}, but budget.price_per_gpu_hour is empty; set the price"
+        if self.model.method == "full" and self.model.precision == "fp32" and self.train.optimizer != "adamw":
+            yield "train.optimizer", f"is {self.train.optimizer}, but model.precision is fp32; use adamw, or bf16_mixed or bf16"
