@@ -84,14 +84,28 @@ def _layers(path: Path, trail: tuple[Path, ...] = ()) -> Iterator[tuple[DictConf
 def _merge(base: Any, layer: Any, source: str) -> DictConfig:
     unknown = [key for key in _leaves(OmegaConf.to_container(layer)) if not _known(key)]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known_keys(), 1, cutoff=0.0)
-        same_leaf = [k for k in known_keys() if k.split(".")[-1] == unknown[0].split(".")[-1]]
-        raise ConfigError(f"{unknown[0]}: unknown key in {source}; did you mean {(same_leaf or near)[0]}?")
+        raise ConfigError(f"{unknown[0]}: unknown key in {source}; did you mean {nearest_key(unknown[0])}?")
+    if OmegaConf.select(layer, "model.config.model_type") is not None:
+        base = OmegaConf.merge(base)  # another architecture: its config replaces the old one, key by key would mix the two
+        base.model.config = {}
     try:
         return OmegaConf.merge(base, layer)
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "configuration"
         raise ConfigError(f"{key}: {_first_line(error)} (in {source})") from error
+
+
+def nearest_key(wrong: str) -> str:
+    """The valid key that was probably meant: its name, its initials (lr for learning_rate) or its spelling is near."""
+    section, _, name = wrong.rpartition(".")
+
+    def likeness(key: str) -> float:
+        key_section, _, key_name = key.rpartition(".")
+        initials = "".join(word[:1] for word in key_name.split("_"))
+        spelling = difflib.SequenceMatcher(None, name, key_name).ratio()
+        return max(spelling, 0.9 * (initials == name)) + 0.5 * (key_section == section)
+
+    return max(known_keys(), key=likeness)
 
 
 def _first_line(error: Exception) -> str:

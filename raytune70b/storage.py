@@ -21,6 +21,9 @@ T = TypeVar("T")
 CHUNK = 8 << 20
 FATAL_ERRNO = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS}
 
+DAMAGE = ("checksum", "corrupt", "deserializ", "not a parquet file", "footer")
+"""Words of pyarrow's errors about damaged files: they come without an errno, and reading again does not help."""
+
 
 def retried(action: Callable[[], T], tries: int = 8, first_wait_s: float = 0.5, on_retry: Callable[[int, Exception], None] | None = None) -> T:
     """Runs `action`, again after an OSError that may pass; the waits double: 0.5, 1, 2, ... seconds."""
@@ -28,7 +31,7 @@ def retried(action: Callable[[], T], tries: int = 8, first_wait_s: float = 0.5, 
         try:
             return action()
         except OSError as error:
-            if attempt == tries or error.errno in FATAL_ERRNO:
+            if attempt == tries or error.errno in FATAL_ERRNO or any(word in str(error).lower() for word in DAMAGE):
                 raise
             if on_retry is not None:
                 on_retry(attempt + 1, error)

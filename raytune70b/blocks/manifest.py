@@ -118,7 +118,7 @@ def describe_file(folder: Folder, name: str, trained_tokens: int) -> BlockFile:
 def write_block_file(folder: Folder, name: str, table: pa.Table, row_group_blocks: int) -> BlockFile:
     """Writes one file of blocks in the layout that reads fastest (see above) and returns its manifest entry."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=row_group_blocks, compression="zstd", compression_level=3, use_dictionary=False, write_statistics=False)
+    pq.write_table(table, sink, row_group_size=row_group_blocks, compression="zstd", compression_level=3, use_dictionary=False, write_statistics=False, write_page_checksum=True)
     folder.write(name, sink.getvalue())
     spans = table.column("trained_spans").combine_chunks().flatten().to_numpy()
     return describe_file(folder, name, int((spans[1::2] - spans[::2]).sum()))
