@@ -200,6 +200,18 @@ class Tracking:
     """MLflow tracking URI; `sqlite` is a database in `run.path`; empty: no MLflow."""
     experiment: str = "raytune70b"
     """The MLflow experiment that the run belongs to."""
+    parent_run: Optional[str] = None
+    """MLflow run id under which this run stands as a child, such as a sweep's."""
+    wandb: str = limited("off", choices=("off", "offline", "online"))
+    """Weights & Biases; offline writes to the run folder for `wandb sync`. Needs the extra `wandb`."""
+    tensorboard: bool = False
+    """TensorBoard event files in the run folder, which must be local then."""
+    console_every_s: float = limited(2.0, low=0.0)
+    """Least seconds between two progress lines in a log; a terminal shows a live panel instead."""
+    close_timeout_s: float = limited(60.0, above=0)
+    """How long the end of a run waits for trackers that do not answer; what they lack is said in one line."""
+    report: bool = True
+    """Write `report.html` into the run folder at the end."""
 
 
 @dataclass
@@ -251,6 +263,10 @@ class Config:
             yield "cluster.workers", f"is {workers}; it takes [least, most] with 1 <= least <= most"
         elif workers[1] % self.model.replicate or workers[0] % self.model.replicate:
             yield "model.replicate", f"is {self.model.replicate}, which does not divide cluster.workers {workers}"
+        if self.tracking.mlflow == "sqlite" and "://" in self.run.path:
+            yield "tracking.mlflow", f"is sqlite, a database in run.path, but run.path is {self.run.path}; give the URI of an MLflow server, or null for none"
+        if self.tracking.tensorboard and "://" in self.run.path:
+            yield "tracking.tensorboard", f"is true, but run.path is {self.run.path}; event files need a local or shared folder"
         if self.budget.usd is not None and self.budget.price_per_gpu_hour is None:
             yield "budget.usd", f"is {self.budget.usd}, but budget.price_per_gpu_hour is empty; set the price"
         if self.model.method == "full" and self.model.precision == "fp32" and self.train.optimizer != "adamw":

@@ -1,0 +1,280 @@
+"""The run in MLflow: one MLflow run for a run folder, whatever restarts, beside training and never in its way.
+
+A thread takes the journal's records and delivers them in batches. A server that is down, slow or locked is asked again later;
+until then records wait in memory (about a kilobyte a step) and in the journal, and the next launch delivers what the last
+one could not. Before the first batch, and after every failure, the server is asked how far it got, so a step that was
+delivered, or is trained again after a fault, is not logged twice. What cannot be delivered by the end is said in one line.
+
+`RUN/mlflow.json` holds a key that was drawn before the MLflow run was created, and the run ids by tracking URI. MLflow
+itself is imported in the thread: that takes seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import re
+import tempfile
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from raytune70b.config import to_dict, to_yaml
+from raytune70b.schema import Config
+from raytune70b.storage import Folder
+from raytune70b.tracking.journal import Record
+from raytune70b.tracking.series import Point, point, series_of
+
+IDS = "mlflow.json"
+LONGEST_VALUE = 6000
+"""Characters of a parameter; MLflow 3 cuts longer ones without a word."""
+BATCH = 900
+"""Metrics in a request; MLflow takes 1,000."""
+CADENCE_S = 3.0
+LONGEST_WAIT_S = 30.0
+STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+PLAN_KEYS = ("plan", "total_steps", "steps_per_epoch", "tokens_per_step", "parameters", "trainable")
+TRACKED_KINDS = ("step", "validation", "checkpoint", "worker", "cost")
+
+
+def tracking_uri(config: Config) -> str | None:
+    """The MLflow tracking URI of a configuration; None: no MLflow."""
+    if config.tracking.mlflow != "sqlite":
+        return config.tracking.mlflow or None
+    return f"sqlite:///{Folder(config.run.path).local}/mlflow.db"
+
+
+def parameters(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as MLflow parameters: dotted names of allowed characters, values as text of any length."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            flat |= parameters(value, key + ".")
+        else:
+            flat[re.sub(r"[^\w./: -]", "_", key, flags=re.ASCII)[:250]] = value if isinstance(value, str) and value else json.dumps(value, default=str)
+    return flat
+
+
+def shortened(flat: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Parameters that MLflow keeps whole, and the full texts of those that had to be cut, by artifact name."""
+    cut = {key: f"parameters/{key.replace('/', '_')}.txt" for key, value in flat.items() if len(value) > LONGEST_VALUE}
+    short = {k: v if k not in cut else v[: LONGEST_VALUE - len(cut[k]) - 20] + f" ... (full: {cut[k]})" for k, v in flat.items()}
+    return short, {artifact: flat[key] for key, artifact in cut.items()}
+
+
+class MlflowMirror:
+    """Mirrors a run's journal to MLflow. `history`: the records of earlier launches; `notify` is told of trouble, once."""
+
+    def __init__(self, config: Config, run: Folder, launch: int, history: list[Record], notify: Callable[[str], None]):
+        self.uri = tracking_uri(config)
+        self._config, self._run, self._launch, self._notify = config, run, launch, notify
+        self._points: deque[Point] = deque()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._positions: dict[str, int] | None = None
+        self._client: Any = None
+        self._run_id: str | None = None
+        self._trouble: str | None = None
+        self._told = False
+        self._closing = threading.Event()
+        for record in history:
+            self._queue(record)
+        self._thread = threading.Thread(target=self._loop, name="mlflow", daemon=True)
+        self._thread.start()
+
+    @property
+    def run_id(self) -> str | None:
+        """The MLflow run's id; None until the server has answered for the first time."""
+        return self._run_id
+
+    def put(self, record: Record) -> None:
+        """Takes a record; returns at once."""
+        if record["kind"] == "run_start":
+            self._tasks.append(lambda: self._describe(record))
+        self._queue(record)
+
+    def put_artifact(self, name: str, content: bytes) -> None:
+        """Stores a file with the MLflow run, later; returns at once."""
+        self._tasks.append(lambda: self._artifact(name, content))
+
+    def put_tags(self, tags: dict[str, str]) -> None:
+        """Sets tags, later; returns at once."""
+        self._tasks.append(lambda: self._tag(tags))
+
+    def close(self, status: str, deadline_s: float) -> str | None:
+        """Delivers what is left and ends the MLflow run. Returns one line when that was not possible by the deadline."""
+        self._tasks.append(lambda: self._client.set_terminated(self._run_id, STATUS[status]))
+        self._closing.set()
+        self._thread.join(deadline_s)
+        if not self._thread.is_alive():
+            return None
+        left = len({(p.series, p.step) for p in list(self._points)})
+        why = self._trouble or f"not done within {deadline_s:.0f} s"
+        return f"MLflow at {self.uri} lacks {left} entries ({why}); they are in the journal, and the same command again delivers them"
+
+    def _queue(self, record: Record) -> None:
+        if record["kind"] in TRACKED_KINDS:
+            made = point(record)
+            if made is not None:
+                self._points.append(made)
+
+    def _loop(self) -> None:
+        wait = 1.0
+        while True:
+            try:
+                if self._client is None:
+                    self._connect()
+                self._deliver()
+                wait, self._trouble = 1.0, None
+                if self._closing.is_set() and not self._tasks and not self._points:
+                    return
+                if not self._closing.is_set():
+                    self._closing.wait(CADENCE_S)
+            except Exception as error:  # whatever the server or its client does, training goes on
+                self._positions = None
+                self._trouble = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+                self._tell()
+                if self._closing.wait(wait):
+                    time.sleep(0.5)  # the last tries, until the deadline
+                wait = min(2 * wait, LONGEST_WAIT_S)
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self._notify(f"MLflow at {self.uri} cannot be reached ({self._trouble}); training goes on, the metrics follow later")
+
+    def _connect(self) -> None:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # this loop is the retry
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
+        from mlflow import MlflowClient
+
+        for name in ("mlflow", "alembic"):  # importing it set them to INFO
+            logging.getLogger(name).setLevel(logging.WARNING)
+        client = MlflowClient(tracking_uri=self.uri)
+        self._run_id = self._find_run(client)
+        client.update_run(self._run_id, status="RUNNING")
+        self._client = client
+
+    def _find_run(self, client: Any) -> str:
+        """This run folder's MLflow run on this server, made if there is none."""
+        known: dict[str, Any] = json.loads(self._run.read(IDS)) if self._run.size(IDS) is not None else {"key": uuid.uuid4().hex, "runs": {}}
+        run_id = known["runs"].get(self.uri)
+        if run_id is not None:
+            return run_id
+        self._run.write(IDS, json.dumps(known).encode())  # the key first: a kill in between leaves no second run
+        experiment = self._experiment(client)
+        found = client.search_runs([experiment], f"tags.`raytune70b.key` = '{known['key']}'")
+        if found:
+            run_id = found[0].info.run_id
+        else:
+            tags = {"raytune70b.key": known["key"], "raytune70b.run_folder": self._run.uri}
+            if self._config.tracking.parent_run:
+                tags["mlflow.parentRunId"] = self._config.tracking.parent_run
+            run_id = client.create_run(experiment, run_name=self._run.name, tags=tags).info.run_id
+        known["runs"][self.uri] = run_id
+        self._run.write(IDS, json.dumps(known).encode())
+        return run_id
+
+    def _experiment(self, client: Any) -> str:
+        name = self._config.tracking.experiment
+        found = client.get_experiment_by_name(name)
+        if found is not None:
+            return found.experiment_id
+        beside = f"{Folder(self._config.run.path).local}/mlflow-artifacts" if self._config.tracking.mlflow == "sqlite" else None
+        return client.create_experiment(name, artifact_location=beside)
+
+    def _deliver(self) -> None:
+        while self._tasks:
+            self._tasks[0]()
+            self._tasks.popleft()
+        if self._positions is None:
+            self._positions = self._ask_positions()
+        while self._points:
+            batch, taken = self._batch()
+            if batch:
+                self._client.log_batch(self._run_id, metrics=[m for p in batch for m in _metrics(p)])
+            for p in batch:
+                self._positions[p.series] = p.step
+            for _ in range(taken):  # only now: a request that fails leaves them for the next try
+                self._points.popleft()
+
+    def _ask_positions(self) -> dict[str, int]:
+        """The last step that the server holds of each series; a point is one request, so all its metrics stand at one step."""
+        positions: dict[str, int] = {}
+        for metric in self._client.get_run(self._run_id).to_proto().data.metrics:
+            series = series_of(metric.key)
+            positions[series] = max(positions.get(series, -1), metric.step)
+        return positions
+
+    def _batch(self) -> tuple[list[Point], int]:
+        """The next points that the server lacks, as many as one request may carry, and how many of the queue they and the others are."""
+        positions = dict(self._positions or {})
+        batch: list[Point] = []
+        size = taken = 0
+        for p in list(itertools.islice(self._points, BATCH)):
+            if p.step > positions.get(p.series, -1):
+                if size + len(p.values) > BATCH:
+                    break
+                batch.append(p)
+                size += len(p.values)
+                positions[p.series] = p.step
+            taken += 1
+        return batch, taken
+
+    def _describe(self, record: Record) -> None:
+        """Parameters, configuration and data set of this launch."""
+        flat = parameters(to_dict(self._config)) | parameters({k: v for k, v in record.items() if k in PLAN_KEYS}, "plan.")
+        short, texts = shortened(flat)
+        known = self._client.get_run(self._run_id).data.params
+        self._log_parameters({k: v for k, v in short.items() if k not in known})
+        changed = [f"{k}: {known[k]} -> {v}"[:500] for k, v in short.items() if known.get(k, v) != v]
+        if changed:  # MLflow refuses another value of a parameter
+            self._tag({f"changed_in_launch_{self._launch}": "\n".join(changed)[:5000]})
+        yaml = to_yaml(self._config)
+        for name, text in {**texts, "config.yaml": yaml, f"launches/config-{self._launch}.yaml": yaml}.items():
+            self._client.log_text(self._run_id, text, name)
+        if record.get("data"):
+            self._client.log_inputs(self._run_id, datasets=[_dataset(record["data"])])
+
+    def _log_parameters(self, flat: dict[str, str]) -> None:
+        from mlflow.entities import Param
+
+        every = [Param(key, value) for key, value in flat.items()]
+        for start in range(0, len(every), 100):
+            self._client.log_batch(self._run_id, params=every[start : start + 100])
+
+    def _artifact(self, name: str, content: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            path.write_bytes(content)
+            self._client.log_artifact(self._run_id, str(path))
+
+    def _tag(self, tags: dict[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+
+def _metrics(p: Point) -> list[Any]:
+    from mlflow.entities import Metric
+
+    return [Metric(name, value, int(p.time * 1000), p.step) for name, value in p.values.items()]
+
+
+def _dataset(data: dict[str, Any]) -> Any:
+    """The token blocks as an MLflow dataset input: `digest` names their content, `source` where they lie, the rest is the profile."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    profile = {k: v for k, v in data.items() if k not in ("digest", "source", "name")}
+    source = str(data["source"])
+    entity = Dataset(
+        name=str(data.get("name") or source.rstrip("/").rsplit("/", 1)[-1])[:500], digest=str(data["digest"])[:36],
+        source_type="local" if "://" not in source else source.split("://", 1)[0], source=json.dumps({"uri": source}), profile=json.dumps(profile, default=str),
+    )  # fmt: skip
+    return DatasetInput(entity, [InputTag("mlflow.data.context", "training")])
