@@ -1,0 +1,71 @@
+"""Attention: which kernel runs, and how the documents of a packed block are kept apart.
+
+The batch says where documents begin by `position_ids` that restart at 0. `sdpa` and `eager` get a block-diagonal mask that
+transformers derives from them; it does so only without an `attention_mask` and without a cache, so neither is ever passed.
+FlashAttention-2 detects packing for a single row only, so its rows are joined into one and their bounds passed explicitly:
+without that, documents of a batch with more than one row would see each other and no error would be raised.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.utils import is_flash_attn_2_available
+
+from raytune70b import schema
+from raytune70b.config import UserError
+
+FLASH = "flash_attention_2"
+
+
+def choose_attention(model: schema.Model, device: torch.device) -> str:
+    """The attention implementation for `model.attention` on a device. Raises UserError when the one asked for cannot run."""
+    wanted = model.attention
+    obstacle = _flash_obstacle(model, device)
+    if wanted == "auto":
+        return "sdpa" if obstacle else FLASH
+    if wanted == FLASH and obstacle:
+        raise UserError(f"model.attention: is {FLASH}, but {obstacle}; use auto or sdpa")
+    return wanted
+
+
+def _flash_obstacle(model: schema.Model, device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"the device is {device.type}"
+    if not is_flash_attn_2_available():
+        return "flash-attn is not installed (pip install 'raytune70b[gpu]')"
+    if model.precision == "fp32":
+        return "model.precision is fp32 and it computes in 16 bits"
+    return None
+
+
+def decoder_inputs(batch: dict[str, Tensor], implementation: str) -> dict[str, Any]:
+    """Arguments of the decoder for a packed batch of `input_ids` and `position_ids` [B, S].
+
+    For FlashAttention-2 the rows are joined to [1, B * S]; the order of tokens stays that of `labels.flatten()`.
+    """
+    input_ids, position_ids = batch["input_ids"], batch["position_ids"]
+    if implementation != FLASH:
+        return {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
+    bounds = document_bounds(position_ids)
+    longest = position_ids.shape[1]  # an upper bound is enough, and a constant spares a synchronisation and recompilations
+    return {
+        "input_ids": input_ids.reshape(1, -1), "position_ids": position_ids.reshape(1, -1), "use_cache": False,
+        "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest,
+    }  # fmt: skip
+
+
+def document_bounds(position_ids: Tensor) -> Tensor:
+    """Starts of the documents in the joined rows, then the number of tokens: int32 [documents + 1]."""
+    flat = position_ids.flatten()
+    starts = (flat == 0).nonzero().flatten()
+    return torch.cat([starts, starts.new_tensor([flat.numel()])]).to(torch.int32)
+
+
+def supports_flash(model_class: type, hf: PretrainedConfig) -> None:
+    """Raises UserError when an architecture has no FlashAttention-2 path."""
+    if not getattr(model_class, "_supports_flash_attn", False):
+        raise UserError(f"model.attention: {FLASH} is not available for {hf.model_type}; use sdpa")

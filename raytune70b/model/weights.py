@@ -1,0 +1,245 @@
+"""Fills a sharded model: random weights or safetensors, each worker only its own rows.
+
+Random weights are drawn module by module from a seed of their own, in full size, and cut: the same for every world_size.
+Safetensors are read by row slices (memory-mapped, one file at a time), so all workers together read the model once; tensors
+that transformers stores in another layout than it computes with (stacked experts) pass through its own converters.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import MergeModulelist, WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+from raytune70b.config import UserError
+from raytune70b.model.shard import local_rows
+
+
+def base_name(name: str) -> str:
+    """The checkpoint's name of a parameter: without what peft puts around an adapted or copied module."""
+    for part in (".base_layer", ".original_module", ".modules_to_save.default"):
+        name = name.replace(part, "")
+    return name
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter belongs to a LoRA adapter, so that no checkpoint of the base has it."""
+    return ".lora_" in name
+
+
+def restore_buffers(model: Any, device: torch.device) -> None:
+    """Computes the buffers (rotary tables, embedding scales) that `to_empty` has left as garbage, in fp32.
+
+    Raises RuntimeError when an architecture leaves one uncomputed.
+    """
+    for name, module in model.named_modules():
+        buffers = {key: b for key, b in module.named_buffers(recurse=False) if b.is_floating_point()}
+        if not buffers:
+            continue
+        for key, buffer in buffers.items():
+            module._buffers[key] = torch.full_like(buffer, float("nan"), device=device)
+        with _full_parameters(module, "meta"), torch.no_grad():
+            model._init_weights(module)
+        for key in buffers:
+            if module._buffers[key].isnan().any():
+                raise RuntimeError(f"{name}.{key}: transformers does not compute this buffer for {model.config.model_type}")
+
+
+class _full_parameters:
+    """Within the context a module holds its own parameters in full size on a device, uninitialised; yields them by name."""
+
+    def __init__(self, module: nn.Module, device: str):
+        self.module, self.device = module, device
+        self.own = dict(module.named_parameters(recurse=False))
+
+    def __enter__(self) -> dict[str, nn.Parameter]:
+        full = {name: nn.Parameter(torch.empty(p.shape, device=self.device, dtype=torch.float32)) for name, p in self.own.items()}
+        self.module._parameters.update(full)
+        return full
+
+    def __exit__(self, *_: object) -> None:
+        self.module._parameters.update(self.own)
+
+
+@torch.no_grad()
+def initialise(model: Any, seed: int, only_adapters: bool = False) -> None:
+    """Random weights as the architecture's authors draw them; adapters as peft does (A uniform, B zero)."""
+    done: set[int] = set()
+    for name, module in model.named_modules():
+        own = {key: p for key, p in module.named_parameters(recurse=False) if id(p) not in done}
+        if not own or (only_adapters and not is_adapter(name)):
+            continue
+        done |= {id(p) for p in own.values()}
+        with torch.random.fork_rng(devices=[]), _full_parameters(module, "cpu") as full:
+            torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed}/{base_name(name)}".encode()) >> 1)
+            if is_adapter(name):
+                _initialise_adapter(name, full["weight"])
+            else:
+                model._init_weights(module)
+        for key, parameter in own.items():
+            rows, start = local_rows(parameter)
+            rows.copy_(full[key][start : start + len(rows)])
+
+
+def _initialise_adapter(name: str, weight: Tensor) -> None:
+    if ".lora_A." in name:
+        nn.init.kaiming_uniform_(weight, a=5**0.5)
+    else:
+        nn.init.zeros_(weight)
+
+
+@dataclass(frozen=True)
+class _Source:
+    key: str
+    """Name in the file."""
+    file: Path
+    pattern: str | None
+    """The converter's pattern that matched, None for a tensor that is taken as it is."""
+
+
+class _Reader:
+    """Reads tensors of safetensors files with one file mapped at a time: mapped pages count as this process's memory."""
+
+    def __init__(self) -> None:
+        self.file: Path | None = None
+        self.handle: Any = None
+
+    def rows(self, source: _Source, start: int | None = None, stop: int | None = None) -> Tensor:
+        if source.file != self.file:
+            self.handle = None
+            self.file, self.handle = source.file, safe_open(source.file, framework="pt")
+        view = self.handle.get_slice(source.key)
+        return view[start:stop] if view.get_shape() else self.handle.get_tensor(source.key)
+
+    def shape(self, source: _Source) -> list[int]:
+        self.rows(source, 0, 0)
+        return self.handle.get_slice(source.key).get_shape()
+
+
+@torch.no_grad()
+def load_weights(model: Any, folder: Path, seed: int) -> None:
+    """Reads this worker's rows of every weight of a Hugging Face model folder; adapters start as peft's do.
+
+    Raises UserError for tensors that are missing, unexpected or of another shape.
+    """
+    targets = _targets(model)
+    groups, converters = _sources(model, folder, targets)
+    reader, filled = _Reader(), set()
+    for target, sources in groups:
+        if sources[0].pattern is None:
+            shape = tuple(reader.shape(sources[0]))
+            for parameter in targets[target]:
+                if tuple(parameter.shape) != shape:
+                    raise UserError(f"model.path: {folder}: {target} has shape {shape}, the config says {tuple(parameter.shape)}")
+                _copy_rows(parameter, lambda a, b, s=sources[0]: reader.rows(s, a, b))
+            filled.add(target)
+        else:
+            filled |= _convert(model, reader, target, sources, converters[sources[0].pattern], targets)
+    missing = sorted(targets.keys() - filled)
+    if missing:
+        raise UserError(f"model.path: {folder} lacks {len(missing)} tensors of the model, the first is {missing[0]}")
+    initialise(model, seed, only_adapters=True)
+
+
+def _targets(model: Any) -> dict[str, list[Tensor]]:
+    """Checkpoint name -> the parameters and persistent buffers that take it (two where peft keeps a copy); ties once."""
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        if not is_adapter(name):
+            found[base_name(name)].append(parameter)
+    kept = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in kept:
+            found[base_name(name)].append(buffer)
+    return dict(found)
+
+
+def _copy_rows(parameter: Tensor, read: Any) -> None:
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(read(None, None))
+        return
+    rows, start = local_rows(parameter)  # type: ignore[arg-type]
+    if len(rows):
+        rows.copy_(read(start, start + len(rows)))
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else sorted(p.name for p in folder.glob("*.safetensors"))
+    lost = [name for name in names if not (folder / name).is_file()]
+    if not names or lost:
+        raise UserError(f"model.path: {folder} lacks {lost[0] if lost else '*.safetensors files'}; fetch or convert the weights to safetensors")
+    return [folder / name for name in names]
+
+
+def _keys(folder: Path) -> Iterator[tuple[str, Path]]:
+    for file in _files(folder):
+        try:
+            with safe_open(file, framework="pt") as handle:
+                yield from ((key, file) for key in handle.keys())  # noqa: SIM118 - not a mapping
+        except Exception as error:  # SafetensorError derives from Exception
+            raise UserError(f"model.path: {file} is damaged: {error}") from error
+
+
+def _sources(model: Any, folder: Path, targets: dict[str, list[Tensor]]) -> tuple[list[tuple[str, list[_Source]]], dict[str, WeightConverter]]:
+    """Where each target is stored, in file order, and the converters by their source patterns. Raises UserError for strangers."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    wanted: dict[str, Any] = dict.fromkeys(targets, True)
+    groups: dict[str, list[_Source]] = defaultdict(list)
+    strangers = []
+    for key, file in _keys(folder):
+        target, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, wanted)
+        if pattern is None and target not in targets:
+            strangers += [] if _may_ignore(model, target) else [key]
+            continue
+        groups[target].append(_Source(key, file, pattern))
+    if strangers:
+        raise UserError(f"model.path: {folder} holds {len(strangers)} tensors that its config.json has no place for, the first is {strangers[0]}")
+    order = sorted(groups.items(), key=lambda item: (item[1][0].file, item[0]))
+    return order, {pattern: c for c in converters for pattern in c.source_patterns}
+
+
+def _may_ignore(model: Any, name: str) -> bool:
+    """Tied copies, and rotary tables that old checkpoints carry."""
+    tied = (model.all_tied_weights_keys or {}).keys()
+    return name in tied or name.endswith("inv_freq") or any(name in group for group in (model._keys_to_ignore_on_load_unexpected or ()))
+
+
+def _convert(
+    model: Any, reader: _Reader, target: str, sources: list[_Source], converter: WeightConverter, targets: dict[str, list[Tensor]]
+) -> set[str]:
+    """Fills what a converter makes of several stored tensors, and returns the names; experts of other workers are not read."""
+    sources = sorted(sources, key=lambda s: dot_natural_key(s.key))
+    stacked = isinstance(converter.operations[0], MergeModulelist) and converter.operations[0].dim == 0
+    first = targets[target][0] if target in targets else None
+    cut = stacked and isinstance(first, DTensor)
+    start, stop = 0, None
+    if cut:
+        rows, start = local_rows(first)  # type: ignore[arg-type]
+        stop = start + len(rows)
+        if start == stop:
+            return {target}
+    made = copy.deepcopy(converter)
+    for pattern in converter.source_patterns:
+        for source in [s for s in sources if s.pattern == pattern][start:stop]:
+            made.add_tensor(target, source.key, pattern, reader.rows(source))  # type: ignore[arg-type]
+    results = made.convert(target, model=model, config=model.config)
+    for name, value in results.items():
+        tensor = value[0] if isinstance(value, list) else value
+        for parameter in targets[name]:
+            _copy_rows(parameter, (lambda a, b, t=tensor: t) if cut else (lambda a, b, t=tensor: t[a:b]))
+    return set(results)
