@@ -222,6 +222,10 @@ class Budget:
     """Money that the run may cost, all launches together."""
     price_per_gpu_hour: Optional[float] = limited(None, low=0)
     """USD for one GPU for one hour; needed for `budget.usd`."""
+    reserve_minutes: float = limited(0.0, low=0.0)
+    """Minutes to leave at the end, beyond the last save and validation, such as for evaluation and export."""
+    fit_schedule: bool = False
+    """Shorten a new run's schedule at its start to the steps that the budget pays for, by the plan's speed."""
 
 
 @dataclass
@@ -269,5 +273,7 @@ class Config:
             yield "tracking.tensorboard", f"is true, but run.path is {self.run.path}; event files need a local or shared folder"
         if self.budget.usd is not None and self.budget.price_per_gpu_hour is None:
             yield "budget.usd", f"is {self.budget.usd}, but budget.price_per_gpu_hour is empty; set the price"
+        if self.budget.fit_schedule and self.budget.hours is None and self.budget.usd is None:
+            yield "budget.fit_schedule", "is true, but neither budget.hours nor budget.usd is set"
         if self.model.method == "full" and self.model.precision == "fp32" and self.train.optimizer != "adamw":
             yield "train.optimizer", f"is {self.train.optimizer}, but model.precision is fp32; use adamw, or bf16_mixed or bf16"

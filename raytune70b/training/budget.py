@@ -1,0 +1,72 @@
+"""Stopping before the money is gone: pure decisions from what was spent and how long a step and the closing take.
+
+A run may go on with a step only if, after it, the closing still fits: one save, one validation, and `budget.reserve_minutes`
+for evaluation and export by hand. The closing is measured; before the first save it is unknown and counts as zero, so
+the limit may be passed by one step and one save, never by more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from raytune70b.schema import Budget
+from raytune70b.tracking.cost import Spent
+
+
+@dataclass
+class Clock:
+    """Watches the limits for one worker group. `spent`: from the journal when the group started."""
+
+    budget: Budget
+    spent: Spent
+    world_size: int
+    save_seconds: float = 0.0
+    """The longest save so far."""
+    validation_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.spent = replace(self.spent, world_size=self.world_size)
+
+    def saved(self, seconds: float) -> None:
+        self.save_seconds = max(self.save_seconds, seconds)
+
+    def validated(self, seconds: float) -> None:
+        self.validation_seconds = max(self.validation_seconds, seconds)
+
+    def stop(self, now: float, step_seconds: float) -> str | None:
+        """Why the run must stop before another step of `step_seconds`; None: it may go on. now: unix seconds."""
+        closing = self.save_seconds + self.validation_seconds + 60 * self.budget.reserve_minutes
+        return must_stop(self.budget, self.spent, now, step_seconds + closing)
+
+
+def must_stop(budget: Budget, spent: Spent, now: float, needed_seconds: float) -> str | None:
+    """The limit that `needed_seconds` from now would pass, as a sentence; None if there is none."""
+    if budget.hours is not None and spent.hours(now + needed_seconds) > budget.hours:
+        return f"budget.hours: {spent.hours(now):.2f} of {budget.hours:g} h are used and closing takes {needed_seconds / 3600:.2f} h more"
+    price = budget.price_per_gpu_hour
+    if budget.usd is not None and price is not None and spent.usd(price, now + needed_seconds) > budget.usd:
+        more = spent.usd(price, now + needed_seconds) - spent.usd(price, now)
+        return f"budget.usd: ${spent.usd(price, now):,.2f} of ${budget.usd:,.2f} are spent and closing costs ${more:,.2f} more"
+    return None
+
+
+def seconds_allowed(budget: Budget, spent: Spent, world_size: int) -> float | None:
+    """Seconds that the limits leave with `world_size` workers; None without a limit; 0 when nothing is left."""
+    left = []
+    if budget.hours is not None:
+        left.append(budget.hours * 3600 - spent.seconds)
+    if budget.usd is not None and budget.price_per_gpu_hour:
+        left.append((budget.usd / budget.price_per_gpu_hour * 3600 - spent.worker_seconds) / world_size)
+    return max(0.0, min(left)) if left else None
+
+
+def affordable_steps(budget: Budget, world_size: int, seconds_per_step: float, setup_seconds: float, closing_seconds: float, losses: float = 0.0) -> int | None:
+    """Steps for which a new run's budget lasts, to fit the schedule to it; None without a limit, at least 1.
+
+    seconds_per_step: saves and validations included. losses: share of the time expected to go to faults (0 <= losses < 1).
+    """
+    allowed = seconds_allowed(budget, Spent(0.0, 0.0, 0.0, world_size), world_size)
+    if allowed is None:
+        return None
+    working = allowed - setup_seconds - closing_seconds - 60 * budget.reserve_minutes
+    return max(1, int(working * (1 - losses) / seconds_per_step))
