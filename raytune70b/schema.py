@@ -62,7 +62,11 @@ class Data:
     """Share of the documents kept for validation; the choice follows the documents' content, not their order."""
     max_quarantined: float = limited(0.05, low=0.0, high=1.0)
     """Largest share of unreadable rows before the job stops."""
-    row_group_blocks: int = limited(512, low=1)
+    columns: dict[str, str] = mapping()
+    """Your columns' names where they differ from text, instruction, input, output, question, answer, messages: {text: body}."""
+    shard_mb: float = limited(32.0, above=0)
+    """Inputs are worked on in shards of about this many megabytes: a worker holds a few of them, and a killed run repeats at most one a worker."""
+    row_group_blocks: int = limited(64, low=1)
     """Blocks in a Parquet row group: the unit of reading and of shuffling."""
     shuffle_window: int = limited(4, low=1)
     """Row groups whose blocks are shuffled together; costs `shuffle_window * row_group_blocks * seq_len * 4` bytes a read task."""
@@ -222,6 +226,18 @@ class Budget:
     """Money that the run may cost, all launches together."""
     price_per_gpu_hour: Optional[float] = limited(None, low=0)
     """USD for one GPU for one hour; needed for `budget.usd`."""
+    price_date: Optional[str] = None
+    """The day of that price, YYYY-MM-DD: a price is an input with a date, never a constant."""
+    price_source: Optional[str] = None
+    """Who asks that price."""
+    price_list: Optional[str] = None
+    """A CSV of further prices to plan with, in the columns of raytune70b/planning/prices.csv; empty: that file."""
+    start: Optional[str] = None
+    """The day the run begins, YYYY-MM-DD, for its end date; empty: today."""
+    storage_usd_per_gb_month: float = limited(0.023, low=0)
+    """Price of keeping the checkpoints and the data for a month of the run."""
+    egress_usd_per_gb: float = limited(0.09, low=0)
+    """Price of taking the finished model out of the cloud."""
     reserve_minutes: float = limited(0.0, low=0.0)
     """Minutes to leave at the end, beyond the last save and validation, such as for evaluation and export."""
     fit_schedule: bool = False
@@ -236,6 +252,44 @@ class Hardware:
     """Machines."""
     gpus_per_node: int = limited(2, low=1)
     """GPUs in a machine."""
+    network_gbit_s_per_gpu: Optional[float] = limited(None, above=0)
+    """Network between machines, Gbit/s per GPU and direction; empty: what is usual for the GPU."""
+    host_memory_gb: float = limited(16.0, above=0)
+    """Host memory of one machine."""
+    disk_gb: float = limited(100.0, above=0)
+    """Disk or shared storage that holds the checkpoints."""
+    storage_gb_s: float = limited(1.0, above=0)
+    """GB/s at which one machine writes checkpoints to storage."""
+
+
+@dataclass
+class Claims:
+    """What a report says about its run; the plan puts its own figures beside them and says which cannot be."""
+
+    corpus_gb: Optional[float] = limited(None, above=0)
+    """Raw text in GB; the plan counts 4 bytes a token. Used while `data.path` holds no data set yet."""
+    corpus_tokens: Optional[float] = limited(None, above=0)
+    """Tokens in the corpus, where they are known."""
+    tokens_per_s_per_gpu: Optional[float] = limited(None, above=0)
+    """Throughput of one GPU."""
+    mfu_pct: Optional[float] = limited(None, above=0)
+    """Model FLOPs utilisation, per cent of the GPU's dense bf16 peak."""
+    gpu_use_pct: list[float] = several()
+    """[low, high] per cent as nvidia-smi reports it: the time in which any kernel ran."""
+    memory_use_pct: list[float] = several()
+    """[low, high] per cent of the GPU's memory."""
+    hours: Optional[float] = limited(None, above=0)
+    """Wall-clock hours."""
+    usd: Optional[float] = limited(None, above=0)
+    """Cost of the whole run."""
+    compute_usd: Optional[float] = limited(None, above=0)
+    """Cost of its GPU hours."""
+    price_per_gpu_hour: Optional[float] = limited(None, above=0)
+    """Price of one GPU hour."""
+    comparison_usd_per_instance_hour: Optional[float] = limited(None, above=0)
+    """Price of the 8-GPU instance of a hyperscaler that the report compares with."""
+    comparison_usd: Optional[float] = limited(None, above=0)
+    """What the report says the whole run would have cost there."""
 
 
 @dataclass
@@ -250,6 +304,7 @@ class Config:
     tracking: Tracking = field(default_factory=Tracking)
     budget: Budget = field(default_factory=Budget)
     hardware: Hardware = field(default_factory=Hardware)
+    claims: Claims = field(default_factory=Claims)
 
     def problems(self) -> Iterator[Problem]:
         """Contradictions between fields; the limits of single fields are checked by `config.check`."""
