@@ -68,6 +68,8 @@ class Data:
     """Inputs are worked on in shards of about this many megabytes: a worker holds a few of them, and a killed run repeats at most one a worker."""
     row_group_blocks: int = limited(64, low=1)
     """Blocks in a Parquet row group: the unit of reading and of shuffling."""
+    file_blocks: int = limited(512, low=1)
+    """Blocks in one file of the data set, at least; 16,384 blocks of 4,096 tokens are about 70 MB."""
     shuffle_window: int = limited(4, low=1)
     """Row groups whose blocks are shuffled together; costs `shuffle_window * row_group_blocks * seq_len * 4` bytes a read task."""
 

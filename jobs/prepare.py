@@ -1,0 +1,25 @@
+"""Turns raw documents into a data set of token blocks.
+
+    python jobs/prepare.py [FILE.yaml ...] [key=value ...]
+    python jobs/prepare.py data.inputs=[contracts.jsonl,statutes/] data.path=data/mine data.tokenizer=models/llama data.seq_len=4096
+
+Run again with the same inputs it recognises the data set in seconds; killed, it goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from raytune70b.config import main_with_clear_errors
+from raytune70b.schema import Config
+
+
+def run(config: Config) -> int:
+    from data_pipelines.build import prepare
+
+    prepare(config)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main_with_clear_errors(__doc__ or "", ("data",), run))
