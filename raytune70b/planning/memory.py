@@ -20,16 +20,14 @@ from raytune70b.planning.workload import Workload, with_micro_batch
 CONTEXT = 1.0 * 2**30
 """CUDA context, cuBLAS workspaces and NCCL's channels of one process."""
 
-FRAGMENTS = 0.06
-"""Share of the peak that the caching allocator cannot use: freed blocks of other sizes. Published runs that still fit lie between
-2 and 25 %; where memory is short the allocator gives cached blocks back and retries, so the lower end decides what fits."""
+FRAGMENTS = 0.12
+"""Of what comes and goes, the share that the caching allocator loses to freed blocks of other sizes. Fitted to which published runs
+ended out of memory; runs with memory to spare reserve more, but there the allocator gives back when it must."""
 
 TIGHT = 0.92
 """Above this share of the usable memory a plan is called tight: one longer batch or one more library can break it."""
 
 NF4_BITS = 4
-NF4_BLOCK = 64
-"""Weights that share one scale in 4-bit storage (bitsandbytes)."""
 
 ZERO3_REDUCE_BUCKET = 500_000_000
 ZERO3_PREFETCH_BUCKET = 50_000_000
@@ -94,7 +92,7 @@ def base_bytes(workload: Workload) -> float:
         return sharded(workload.model.tensors, shards) * float(compute_bytes(workload))
     packed = [t for t in workload.model.tensors if t.linear and t.layer is not None]
     rest = [t for t in workload.model.tensors if not (t.linear and t.layer is not None)]
-    scales = workload.model.linear_parameters / NF4_BLOCK * 4.0  # fp32, not cut
+    scales = workload.model.linear_parameters * workload.scale_bytes  # bitsandbytes does not cut them
     return sharded(packed, shards) * NF4_BITS / 8 + sharded(rest, shards) * float(compute_bytes(workload)) + scales
 
 
@@ -105,11 +103,11 @@ def saved_bytes_per_token(workload: Workload) -> float:
     attention's output, and the MLP's inner tensors: gate, its activation, up and their product, or up and its activation.
     """
     m, size = workload.model, compute_bytes(workload)
-    norms = 2 * m.hidden * size * (2 if workload.fused else 2 + 4 / size)
+    norms = 2 * m.hidden * size * (2 if workload.fused_norm else 2 + 4 / size)
     attention = (2 * m.heads + 2 * m.kv_heads) * m.head_dim * size
     if not workload.flash_attention:
         attention += m.heads * workload.seq_len * (4 + size)  # the softmax in fp32 and its copy
-    inner = (3 if workload.fused else 4) if m.gated else 2
+    inner = (3 if workload.fused_mlp else 4) if m.gated else 2
     return norms + attention + inner * m.intermediate * size
 
 
@@ -149,7 +147,9 @@ def gathered_bytes(workload: Workload) -> dict[str, float]:
     if workload.sharding == "zero3":
         live = min(ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH_BUCKET, m.parameters) * float(size)
         return {"loss": live, "backward": live, "optimizer": 0.0}
-    dequantised = layer if workload.method == "qlora" else 0.0
+    dequantised = 0.0
+    if workload.method == "qlora":  # layers are gathered in 4 bits; one matrix at a time is unpacked
+        layer, dequantised = m.layer_parameters * NF4_BITS / 8, max(t.numel for t in m.layer_tensors) * float(size)
     head = root if workload.sharding == "fsdp1" else float(m.head_parameters * size)
     return {"loss": head + layer, "backward": head + 2 * layer + dequantised, "optimizer": 0.0}
 
@@ -164,7 +164,7 @@ def reduce_bytes(workload: Workload) -> float:
     return layer * (compute_bytes(workload) + 4.0)
 
 
-def plan_memory(workload: Workload, capacity: float) -> MemoryPlan:
+def plan_memory(workload: Workload, capacity: float, fragments: float = FRAGMENTS) -> MemoryPlan:
     """Memory per GPU by part at the worst moment, against `capacity` bytes."""
     resting = resting_bytes(workload)
     kept, working = activation_bytes(workload)
@@ -172,15 +172,15 @@ def plan_memory(workload: Workload, capacity: float) -> MemoryPlan:
     gradients = resting["gradients"]
     held = gradients if workload.micro_batches > 1 else 0.0  # from the micro-batches before
     moments = {
-        "loss": {"gradients": held, "activations": kept, "gathered layers": gathered["loss"], "loss": loss, "reduce buffers": 0.0},
-        "start of backward": {"gradients": held, "activations": kept + working, "gathered layers": gathered["backward"], "loss": 0.0, "reduce buffers": reduce},
+        "loss": {"gradients": held, "activations": kept, "gathered layers": gathered["loss"], "loss": loss, "buffers": 0.0},
+        "start of backward": {"gradients": held, "activations": kept + working, "gathered layers": gathered["backward"], "loss": 0.0, "buffers": reduce},
         "end of backward": {"gradients": gradients, "activations": kept / workload.model.layers + working,
-                            "gathered layers": gathered["backward"], "loss": 0.0, "reduce buffers": reduce},
-        "optimizer step": {"gradients": gradients, "activations": 0.0, "gathered layers": 0.0, "loss": 0.0, "reduce buffers": optimizer_temporaries(workload)},
+                            "gathered layers": gathered["backward"], "loss": 0.0, "buffers": reduce},
+        "optimizer step": {"gradients": gradients, "activations": 0.0, "gathered layers": 0.0, "loss": 0.0, "buffers": optimizer_temporaries(workload)},
     }  # fmt: skip
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     parts = {**resting, **moments[moment]}
-    parts["reserve"] = CONTEXT + FRAGMENTS * sum(parts.values())
+    parts["reserve"] = CONTEXT + fragments * (parts["activations"] + parts["gathered layers"] + parts["loss"])
     return MemoryPlan(parts, moment, capacity, host_bytes(workload))
 
 

@@ -21,13 +21,17 @@ ATTENTION_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "Wqkv", "out_proj", 
 class WorkloadError(UserError):
     """A run that contradicts itself."""
 
+DOUBLE_QUANTISED = (1 + 4 / 256) / 64
+"""Bytes of scales per 4-bit weight: one byte for 64 weights, and a float for 256 of those bytes (QLoRA's double quantisation)."""
+
 
 @dataclass(frozen=True)
 class Workload:
     """One training run. Sizes in tokens, blocks and bytes; `micro_batches` is per worker and optimizer step.
 
     sharding: `fsdp2` (this trainer), `zero3` (DeepSpeed), `fsdp1` (torch's older wrapper, in published runs), `single`.
-    logit_bytes: bytes that the loss keeps per token and vocabulary entry. fused: norm, activation and rotary kernels are fused.
+    logit_bytes: bytes that the loss keeps per token and vocabulary entry when it is not cut into chunks. fused_norm: one kernel a norm,
+    which keeps no fp32 copy; fused_mlp: the MLP's activation and product are one kernel. scale_bytes: quantisation scales per weight.
     """
 
     model: ModelShape
@@ -42,8 +46,10 @@ class Workload:
     micro_batches: int = 1
     activation_checkpointing: str = "none"
     flash_attention: bool = True
-    fused: bool = False
-    logit_bytes: float = 14.0
+    fused_norm: bool = False
+    fused_mlp: bool = False
+    logit_bytes: float = 12.0
+    scale_bytes: float = DOUBLE_QUANTISED
     loss_chunk_tokens: int = 0
     foreach_optimizer: bool = False
     offload: str = "none"
@@ -113,7 +119,8 @@ def from_config(config: Config, machine: Machine, shape: ModelShape | None = Non
         seq_len=config.data.seq_len,
         activation_checkpointing=config.model.activation_checkpointing,
         flash_attention=config.model.attention in ("flash_attention_2", "sdpa") or (config.model.attention == "auto" and gpu),
-        fused=config.model.compile,
+        fused_norm=config.model.compile,
+        fused_mlp=config.model.compile,
         loss_chunk_tokens=config.model.loss_chunk_tokens,
         offload=config.model.offload,
         lora_rank=config.model.lora.rank,
