@@ -175,6 +175,8 @@ class _Walk:
         self.advance(time, "lost work" if record.get("lost") else "evaluation")
 
     def _run_end(self, record: Record, time: float) -> None:
+        if not self.running:
+            return
         self.close(time, "setup")
         self.running, self.between = False, "setup"
 

@@ -17,6 +17,7 @@ from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.tracking import goodput
 from raytune70b.tracking.console import Console, duration, loss_text, number
+from raytune70b.tracking.derive import Accountant, Derived, RunGauges
 from raytune70b.tracking.journal import JOURNAL, JournalWriter, Record, lineage
 from raytune70b.tracking.mlflow import MlflowMirror, tracking_uri
 
@@ -48,7 +49,10 @@ class Watch:
         for record in history:
             self._console.progress.take(record)
         self._mlflow = MlflowMirror(config, run, launch, history, self.warn) if config.tracking.mlflow else None
-        self._sinks: list[Sink] = [self._console, *([self._mlflow] if self._mlflow else []), *more_sinks]
+        self._derived = Derived()
+        self._accountant = Accountant(config.budget, self._console.progress, history, lambda: self.records, self.record)
+        gauges = RunGauges(config.run.name, total_steps, config.budget)
+        self._sinks: list[Sink] = [self._console, *([self._mlflow] if self._mlflow else []), self._accountant, gauges, *more_sinks]
         self._thread = threading.Thread(target=self._feed, name="watch", daemon=True)
         self._thread.start()
 
@@ -70,9 +74,12 @@ class Watch:
             with self._lock:
                 if self._closed:
                     return
+                record, warning = self._derived.take(record)
                 self._journal.records.append(record)
                 self._journal.append(record)
-            self._queue.put(record)
+                self._queue.put(record)
+            if warning is not None:
+                self.warn(warning)
         except Exception:
             self._failed("journal")
 
@@ -86,9 +93,12 @@ class Watch:
         status: finished, stopped (to be continued by the same command) or failed.
         """
         end = time.monotonic() + self._config.tracking.close_timeout_s
+        self._drain()
+        self._guarded("Accountant", lambda: self._accountant.account(time.time()))
         self.record({"kind": "run_end", "status": status, "reason": reason, "exit_code": exit_code})
-        self._queue.put(None)
-        self._thread.join(DRAIN_S)
+        self._thread = threading.Thread(target=self._feed, name="watch-close", daemon=True)
+        self._thread.start()
+        self._drain()
         mirror = self._mlflow
         lacking = self._guarded("mlflow", lambda: mirror.close(status, end - time.monotonic())) if mirror else None
         with self._lock:
@@ -99,6 +109,11 @@ class Watch:
             if line:
                 self._console.say(f"warning: {line}")
         self._guarded("console", lambda: self._console.table(closing_table(self._journal.records, self._config, self._run, status, reason)))
+
+    def _drain(self) -> None:
+        """Lets the sinks take what is queued; a stuck one (a blocked terminal) is not waited for longer than DRAIN_S."""
+        self._queue.put(None)
+        self._thread.join(DRAIN_S)
 
     def _feed(self) -> None:
         while (record := self._queue.get()) is not None:

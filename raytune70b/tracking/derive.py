@@ -1,0 +1,164 @@
+"""What follows from records: MFU, stragglers, cost and goodput as the run goes on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from raytune70b.schema import Budget
+from raytune70b.tracking import goodput
+from raytune70b.tracking.console import Progress, duration
+from raytune70b.tracking.cost import Meter, outlook
+from raytune70b.tracking.gauges import RUN, Gauges
+from raytune70b.tracking.journal import Record
+from raytune70b.tracking.series import mfu, tokens_per_s
+
+ACCOUNT_EVERY_S = 15.0
+STRAGGLER = 1.25
+"""A worker this many times slower than the median is told."""
+WARN_SHARE = 0.8
+
+
+class Derived:
+    """Adds `mfu` to steps (by the plan of run_start) and `straggler_ratio` to worker records."""
+
+    def __init__(self) -> None:
+        self._plan: dict[str, Any] = {}
+        self._probes: dict[int, float] = {}
+        self._told: set[tuple[int, int]] = set()
+        self._attempt = 0
+
+    def take(self, record: Record) -> tuple[Record, str | None]:
+        """The record with what follows from it, and a warning if there is one."""
+        kind = record["kind"]
+        if kind == "run_start":
+            self._plan = record.get("plan") or {}
+        elif kind == "group_start":
+            self._probes.clear()
+            self._attempt += 1
+        elif kind == "step":
+            share = mfu(record, self._plan)
+            return (record if share is None else {**record, "mfu": share}), None
+        elif kind == "worker" and record.get("probe_seconds"):
+            return self._worker(record)
+        return record, None
+
+    def _worker(self, record: Record) -> tuple[Record, str | None]:
+        rank = record["rank"]
+        self._probes[rank] = record["probe_seconds"]
+        ratio = straggler_ratios(self._probes)[rank]
+        warning = None
+        if ratio > STRAGGLER and (self._attempt, rank) not in self._told:
+            self._told.add((self._attempt, rank))
+            warning = f"worker {rank} on {record['host']} computes {ratio:.2f} times slower than the median worker; all wait for it"
+        return {**record, "straggler_ratio": ratio}, warning
+
+
+def straggler_ratios(probes: dict[int, float]) -> dict[int, float]:
+    """Each rank's time for the same computation by the lower median of all (so that of two workers the slow one shows)."""
+    middle = statistics.median_low(probes.values())
+    return {rank: seconds / middle for rank, seconds in probes.items()}
+
+
+class Accountant:
+    """A sink that writes a `cost` record now and then, and warns when 80 % of the budget are used or the end lies beyond it."""
+
+    def __init__(self, budget: Budget, progress: Progress, history: list[Record], records: Callable[[], list[Record]], write: Callable[[Record], None]):
+        self._budget, self._progress, self._records, self._write = budget, progress, records, write
+        self._meter = Meter()
+        self._due = 0.0
+        self._step = 0
+        self._told: set[str] = set()
+        for record in history:
+            self._take(record)
+
+    def put(self, record: Record) -> None:
+        self._take(record)
+        if record["kind"] == "step" and time.monotonic() >= self._due:
+            begin = time.monotonic()
+            self.account(record["time"])
+            self._due = time.monotonic() + max(ACCOUNT_EVERY_S, 100 * (time.monotonic() - begin))  # at most 1 % of a core
+
+    def account(self, now: float | None = None) -> None:
+        """Writes a cost record as of `now`."""
+        if not self._step:
+            return
+        intervals = goodput.timeline(self._records(), now)
+        values = outlook(self._budget, self._meter.spent(now), self._progress.seconds_left)
+        self._write({"kind": "cost", "step": self._step, **values, "goodput/share": goodput.goodput(intervals), "seconds_by_label": goodput.totals(intervals)})
+        for key, text in budget_warnings(self._budget, values).items():
+            if key not in self._told:
+                self._told.add(key)
+                self._write({"kind": "warning", "text": text})
+
+    def _take(self, record: Record) -> None:
+        self._meter.take(record)
+        if record["kind"] == "step":
+            self._step = record["step"]
+
+
+def budget_warnings(budget: Budget, values: dict[str, float]) -> dict[str, str]:
+    """Warnings about the budget by a key under which each is told once a launch. `values`: a cost record's."""
+    warnings: dict[str, str] = {}
+    for limit, used, projected, show in (
+        (budget.hours, values["hours"], values["projected_hours"], lambda h: duration(3600 * h)),
+        (budget.usd, values.get("usd", 0.0), values.get("projected_usd", 0.0), lambda usd: f"${usd:,.2f}"),
+    ):
+        if limit and used >= WARN_SHARE * limit:
+            warnings[f"used {limit}"] = f"{used / limit:.0%} of the budget are used: {show(used)} of {show(limit)}"
+        if limit and projected > limit:
+            warnings[f"beyond {limit}"] = f"at this speed the run ends at {show(projected)}, its budget is {show(limit)}; it will stop before that with a checkpoint"
+    return warnings
+
+
+def projected_share(budget: Budget, record: Record) -> float | None:
+    """The largest share of a limit that a cost record projects; None without a limit."""
+    pairs = ((budget.hours, record.get("projected_hours")), (budget.usd, record.get("projected_usd")))
+    shares = [value / limit for limit, value in pairs if limit and value is not None]
+    return max(shares) if shares else None
+
+
+class RunGauges:
+    """A sink that shows the run to Prometheus. Needs an initialised Ray; until then records only count."""
+
+    def __init__(self, run: str, total_steps: int, budget: Budget):
+        self._gauges, self._budget = Gauges(RUN, run), budget
+        self._counts = {"skipped_steps": 0, "group_starts": 0, "failed_checkpoints": 0}
+        self._total_steps = total_steps
+
+    def put(self, record: Record) -> None:
+        import ray
+
+        values = self._values(record)
+        if not ray.is_initialized():
+            return
+        for name, value in values.items():
+            self._gauges.set(name, value)
+        if record["kind"] == "worker":
+            self._gauges.set("straggler_ratio", record.get("straggler_ratio"), rank=str(record["rank"]))
+        for label, seconds in record.get("seconds_by_label", {}).items():
+            self._gauges.set("time_seconds", seconds, label=label)
+
+    def _values(self, record: Record) -> dict[str, Any]:
+        kind = record["kind"]
+        if kind == "step":
+            self._counts["skipped_steps"] += bool(record.get("skipped"))
+            same = {name: record.get(name) for name in ("step", "loss", "grad_norm", "learning_rate", "mfu", "world_size")}
+            more = {"tokens_per_second": tokens_per_s(record), "step_seconds": record["seconds"], "last_step_unixtime": record["time"]}
+            return {**same, **more, "total_steps": self._total_steps, **self._counts}
+        if kind == "group_start":
+            self._counts["group_starts"] += 1
+        elif kind == "checkpoint_failed":
+            self._counts["failed_checkpoints"] += 1
+        elif kind == "run_start":
+            self._total_steps = record.get("total_steps", self._total_steps)
+        elif kind == "validation":
+            return {"validation_loss": record["loss"]}
+        elif kind == "checkpoint":
+            return {f"checkpoint_{n}": record[f] for n, f in (("step", "step"), ("unixtime", "time"), ("stall_seconds", "stall_s"), ("seconds", "seconds"))}
+        elif kind == "cost":
+            same = {name: record.get(name) for name in ("hours", "projected_hours", "usd", "projected_usd", "budget_share")}
+            return {**same, "goodput_ratio": record["goodput/share"], "projected_budget_share": projected_share(self._budget, record)}
+        return {}
