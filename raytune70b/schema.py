@@ -93,7 +93,7 @@ class Model:
     path: Optional[str] = None
     """A Hugging Face model folder with safetensors; empty: random weights of the shape in `model.config`."""
     config: dict[str, Any] = mapping(
-        model_type="llama", hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4,
+        model_type="llama", hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
     )
     """Keys of a Hugging Face config, used when `model.path` is empty; the vocabulary follows the tokenizer."""

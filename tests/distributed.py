@@ -1,6 +1,6 @@
 """Runs a function on N gloo processes of this machine, as a distributed test needs it.
 
-The processes fork from a server that has imported torch and transformers once, so a call costs about a second. The body is
+The processes fork from a server that has imported torch, transformers and the model package once, so a call costs about a second. The body is
 a top-level function of the test module (it travels by name) with signature `body(rank, world_size, *args)`; its arguments
 and results are pickled.
 """
@@ -18,7 +18,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers", "peft"])
+_context.set_forkserver_preload(
+    ["torch.distributed.fsdp", "torch.distributed.checkpoint", "bitsandbytes", "transformers.models.llama.modeling_llama", "raytune70b.model.load"]
+)
 
 
 class ChildFailed(AssertionError):

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from raytune70b import schema
 from raytune70b.config import UserError
+from raytune70b.model.adapters import add_adapters
 from raytune70b.model.attention import FLASH, choose_attention, supports_flash
 from raytune70b.model.loss import attach_loss, register_loss
 from raytune70b.model.shard import decoder_layers, shard
@@ -75,6 +76,8 @@ def build_model(config: schema.Config, vocab_size: int, mesh: DeviceMesh, device
     device: where it trains; with `model.offload: params` the parameters rest in host memory. Raises UserError.
     """
     model = skeleton(config.model, vocab_size, device)
+    if config.model.method != "full":
+        add_adapters(model, config.model)
     checkpoint_activations(model, config.model.activation_checkpointing)
     if config.model.compile:
         for layer in decoder_layers(model):

@@ -65,7 +65,7 @@ def loss_sum(model: nn.Module, batch: dict[str, Tensor], chunk_tokens: int) -> T
 
 def attach_loss(model: nn.Module) -> None:
     """Gives a causal language model the method behind `loss_sum`; call it before `fully_shard`, then `register_loss`."""
-    shape = LogitShape.of(model.config)
+    shape = LogitShape.of(model.config)  # type: ignore[arg-type]
 
     def head_loss(head: nn.Module, hidden: Tensor, labels: Tensor, chunk_tokens: int) -> Tensor:
         linear = trained_head(head)
@@ -133,7 +133,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 d_weight.addmm_(gradient.T, hidden[part])
             elif d_weight is not None:
                 d_weight += gradient.T @ hidden[part]
-        ctx.gradients = [None if g is None else g.to(t.dtype) for g, t in ((d_hidden, hidden), (d_weight, weight), (d_bias, bias))]
+        ctx.gradients = [None if g is None or t is None else g.to(t.dtype) for g, t in ((d_hidden, hidden), (d_weight, weight), (d_bias, bias))]
         return total
 
     @staticmethod

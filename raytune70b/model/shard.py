@@ -7,6 +7,8 @@ path as many.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -45,7 +47,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 def shard(model: nn.Module, mesh: DeviceMesh, config: schema.Model) -> None:
     """Applies `fully_shard` to every layer, the embedding, the head and the root, in place; the model is on `meta` before and after."""
     offload = config.offload == "params"
-    policies = {
+    policies: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": mixed_precision(config.precision),
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy(),
@@ -77,7 +79,7 @@ def require_sharded(model: nn.Module) -> None:
         raise RuntimeError(f"{len(loose)} trained parameters are not sharded, the first is {loose[0]}")
 
 
-def local_rows(parameter: nn.Parameter) -> tuple[torch.Tensor, int]:
+def local_rows(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
     """This worker's rows of a sharded parameter (a view of its memory) and the number of its first row."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -2,7 +2,8 @@
 
 Random weights are drawn module by module from a seed of their own, in full size, and cut: the same for every world_size.
 Safetensors are read by row slices (memory-mapped, one file at a time), so all workers together read the model once; tensors
-that transformers stores in another layout than it computes with (stacked experts) pass through its own converters.
+that transformers stores in another layout than it computes with (stacked experts) pass through its own converters, and a
+quantised layer is quantised row by row as it arrives.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import MergeModulelist, WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from raytune70b.config import UserError
+from raytune70b.model.nf4 import Nf4Linear, quantise
 from raytune70b.model.shard import local_rows
 
 
@@ -57,15 +59,63 @@ def restore_buffers(model: Any, device: torch.device) -> None:
                 raise RuntimeError(f"{name}.{key}: transformers does not compute this buffer for {model.config.model_type}")
 
 
+@dataclass(frozen=True)
+class Slot:
+    """A tensor of the model to be filled: its shape in a checkpoint, and this worker's rows of it."""
+
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> Tensor:
+        return getattr(self.module, self.key)
+
+    @property
+    def quantised(self) -> bool:
+        return isinstance(self.module, Nf4Linear) and self.key == "weight"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.quantised:
+            return (self.module.out_features, self.module.in_features)  # type: ignore[return-value]
+        return tuple(self.tensor.shape)
+
+    def rows(self) -> tuple[int, int]:
+        """First row and end of this worker's share."""
+        if not isinstance(self.tensor, DTensor):
+            return 0, self.shape[0] if self.shape else 0
+        rows, start = local_rows(self.tensor)
+        return start, start + len(rows)
+
+    def write(self, rows: Tensor) -> None:
+        """Takes this worker's rows, and quantises them where the layer is quantised."""
+        if not self.quantised:
+            _local(self.tensor).copy_(rows)
+        elif len(rows):
+            packed = _local(self.tensor)
+            codes, scale = quantise(rows.to(packed.device))
+            packed.copy_(codes)
+            _local(self.module.weight_scale).copy_(scale)
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _slots(module: nn.Module) -> dict[str, Slot]:
+    """A module's own parameters; the scales of a quantised weight are written with it."""
+    return {key: Slot(module, key) for key, _ in module.named_parameters(recurse=False) if key != "weight_scale"}
+
+
 class _full_parameters:
     """Within the context a module holds its own parameters in full size on a device, uninitialised; yields them by name."""
 
     def __init__(self, module: nn.Module, device: str):
         self.module, self.device = module, device
-        self.own = dict(module.named_parameters(recurse=False))
+        self.own = {key: p for key, p in module.named_parameters(recurse=False) if key != "weight_scale"}
 
     def __enter__(self) -> dict[str, nn.Parameter]:
-        full = {name: nn.Parameter(torch.empty(p.shape, device=self.device, dtype=torch.float32)) for name, p in self.own.items()}
+        full = {key: nn.Parameter(torch.empty(slot.shape, device=self.device, dtype=torch.float32)) for key, slot in _slots(self.module).items()}
         self.module._parameters.update(full)
         return full
 
@@ -78,19 +128,19 @@ def initialise(model: Any, seed: int, only_adapters: bool = False) -> None:
     """Random weights as the architecture's authors draw them; adapters as peft does (A uniform, B zero)."""
     done: set[int] = set()
     for name, module in model.named_modules():
-        own = {key: p for key, p in module.named_parameters(recurse=False) if id(p) not in done}
+        own = {key: slot for key, slot in _slots(module).items() if id(slot.tensor) not in done}
         if not own or (only_adapters and not is_adapter(name)):
             continue
-        done |= {id(p) for p in own.values()}
+        done |= {id(slot.tensor) for slot in own.values()}
+        places = {key: slot.rows() for key, slot in own.items()}
         with torch.random.fork_rng(devices=[]), _full_parameters(module, "cpu") as full:
             torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed}/{base_name(name)}".encode()) >> 1)
             if is_adapter(name):
                 _initialise_adapter(name, full["weight"])
             else:
                 model._init_weights(module)
-        for key, parameter in own.items():
-            rows, start = local_rows(parameter)
-            rows.copy_(full[key][start : start + len(rows)])
+        for key, slot in own.items():
+            slot.write(full[key][slice(*places[key])])
 
 
 def _initialise_adapter(name: str, weight: Tensor) -> None:
@@ -140,10 +190,11 @@ def load_weights(model: Any, folder: Path, seed: int) -> None:
     for target, sources in groups:
         if sources[0].pattern is None:
             shape = tuple(reader.shape(sources[0]))
-            for parameter in targets[target]:
-                if tuple(parameter.shape) != shape:
-                    raise UserError(f"model.path: {folder}: {target} has shape {shape}, the config says {tuple(parameter.shape)}")
-                _copy_rows(parameter, lambda a, b, s=sources[0]: reader.rows(s, a, b))
+            for slot in targets[target]:
+                if slot.shape != shape:
+                    raise UserError(f"model.path: {folder}: {target} has shape {shape}, the config says {slot.shape}")
+                start, stop = slot.rows()
+                slot.write(reader.rows(sources[0], start, stop))
             filled.add(target)
         else:
             filled |= _convert(model, reader, target, sources, converters[sources[0].pattern], targets)
@@ -153,26 +204,18 @@ def load_weights(model: Any, folder: Path, seed: int) -> None:
     initialise(model, seed, only_adapters=True)
 
 
-def _targets(model: Any) -> dict[str, list[Tensor]]:
+def _targets(model: Any) -> dict[str, list[Slot]]:
     """Checkpoint name -> the parameters and persistent buffers that take it (two where peft keeps a copy); ties once."""
-    found: dict[str, list[Tensor]] = defaultdict(list)
-    for name, parameter in model.named_parameters():
-        if not is_adapter(name):
-            found[base_name(name)].append(parameter)
+    found: dict[str, list[Slot]] = defaultdict(list)
+    done: set[int] = set()
     kept = model.state_dict().keys()
-    for name, buffer in model.named_buffers():
-        if name in kept:
-            found[base_name(name)].append(buffer)
+    for name, module in model.named_modules():
+        buffers = {key: Slot(module, key) for key, _ in module.named_buffers(recurse=False) if f"{name}.{key}" in kept}
+        for key, slot in (_slots(module) | buffers).items():
+            if id(slot.tensor) not in done and not is_adapter(name):
+                done.add(id(slot.tensor))
+                found[base_name(f"{name}.{key}")].append(slot)
     return dict(found)
-
-
-def _copy_rows(parameter: Tensor, read: Any) -> None:
-    if not isinstance(parameter, DTensor):
-        parameter.copy_(read(None, None))
-        return
-    rows, start = local_rows(parameter)  # type: ignore[arg-type]
-    if len(rows):
-        rows.copy_(read(start, start + len(rows)))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -193,7 +236,7 @@ def _keys(folder: Path) -> Iterator[tuple[str, Path]]:
             raise UserError(f"model.path: {file} is damaged: {error}") from error
 
 
-def _sources(model: Any, folder: Path, targets: dict[str, list[Tensor]]) -> tuple[list[tuple[str, list[_Source]]], dict[str, WeightConverter]]:
+def _sources(model: Any, folder: Path, targets: dict[str, list[Slot]]) -> tuple[list[tuple[str, list[_Source]]], dict[str, WeightConverter]]:
     """Where each target is stored, in file order, and the converters by their source patterns. Raises UserError for strangers."""
     transforms = get_model_conversion_mapping(model)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
@@ -220,19 +263,14 @@ def _may_ignore(model: Any, name: str) -> bool:
 
 
 def _convert(
-    model: Any, reader: _Reader, target: str, sources: list[_Source], converter: WeightConverter, targets: dict[str, list[Tensor]]
+    model: Any, reader: _Reader, target: str, sources: list[_Source], converter: WeightConverter, targets: dict[str, list[Slot]]
 ) -> set[str]:
     """Fills what a converter makes of several stored tensors, and returns the names; experts of other workers are not read."""
     sources = sorted(sources, key=lambda s: dot_natural_key(s.key))
-    stacked = isinstance(converter.operations[0], MergeModulelist) and converter.operations[0].dim == 0
-    first = targets[target][0] if target in targets else None
-    cut = stacked and isinstance(first, DTensor)
-    start, stop = 0, None
-    if cut:
-        rows, start = local_rows(first)  # type: ignore[arg-type]
-        stop = start + len(rows)
-        if start == stop:
-            return {target}
+    cut = isinstance(converter.operations[0], MergeModulelist) and converter.operations[0].dim == 0 and target in targets
+    start, stop = targets[target][0].rows() if cut else (0, len(sources))
+    if start == stop:
+        return {target}
     made = copy.deepcopy(converter)
     for pattern in converter.source_patterns:
         for source in [s for s in sources if s.pattern == pattern][start:stop]:
@@ -240,6 +278,6 @@ def _convert(
     results = made.convert(target, model=model, config=model.config)
     for name, value in results.items():
         tensor = value[0] if isinstance(value, list) else value
-        for parameter in targets[name]:
-            _copy_rows(parameter, (lambda a, b, t=tensor: t) if cut else (lambda a, b, t=tensor: t[a:b]))
+        for slot in targets[name]:
+            slot.write(tensor if cut else tensor[slice(*slot.rows())])
     return set(results)

@@ -49,7 +49,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Every state tensor as `<parameter name>.<state name>`; makes the states first where the optimizer has not stepped yet."""
     create_states(optimizer)
-    names = {p: name for name, p in model.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     return {f"{names[p]}.{key}": value for p, values in optimizer.state.items() for key, value in values.items() if isinstance(value, Tensor)}
 
 
