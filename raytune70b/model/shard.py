@@ -86,3 +86,10 @@ def local_rows(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
     assert isinstance(parameter, DTensor)
     _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     return parameter.to_local(), offset[0] if offset else 0
+
+
+def reshard(model: nn.Module) -> None:
+    """Frees every gathered parameter, so that the model's parameters are its shards again. Needed after a forward pass without a backward."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

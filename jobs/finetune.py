@@ -1,0 +1,36 @@
+"""Fine-tune a model on token blocks, elastically and exactly; the same command again continues the run.
+
+usage: python jobs/finetune.py [FILE.yaml ...] [key=value ...]
+
+exit codes: 0 finished; 1 failed; 2 wrong input or configuration; 75 stopped with a checkpoint, run the same command again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout or an uploaded copy, installed or not
+
+from raytune70b.config import main_with_clear_errors
+from raytune70b.schema import Config
+
+SECTIONS = ("run", "data", "model", "train", "validation", "checkpoint", "cluster", "tracking", "budget")
+
+
+def main(config: Config) -> int:
+    from raytune70b.blocks.manifest import MANIFEST
+    from raytune70b.storage import Folder
+    from raytune70b.training.prepared import prepare_run
+    from raytune70b.training.trainer import run
+
+    if config.data.inputs == ["sample"] and not Folder(config.data.path).exists(MANIFEST):
+        from data_pipelines.build import prepare
+
+        prepare(config)
+    prepared = prepare_run(config)
+    return run(prepared)
+
+
+if __name__ == "__main__":
+    sys.exit(main_with_clear_errors(__doc__ or "", SECTIONS, main))

@@ -1,0 +1,150 @@
+"""Checkpoints: whole or absent, checked before anything is unpickled, loadable by any number of workers.
+
+`checkpoints/step-00001000/` holds DCP shards, `cursor.json` (where the run stands) and `manifest.json`, which lists size
+and xxh3 of every other file and is published last, in one atomic step: a folder without a valid manifest does not exist.
+This module holds what needs no process group: the cursor, the state of a folder, retention. `saver.py` writes and loads.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from raytune70b.config import UserError
+from raytune70b.storage import Folder
+
+MANIFEST, CURSOR, BAD = "manifest.json", "cursor.json", "bad.json"
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be used or made."""
+
+
+@dataclass
+class Cursor:
+    """Where a run stands after `step` optimizer steps; all that a resumed run needs beside the tensors.
+
+    There is no random generator state: dropout is seeded from (seed, step, micro-batch), so it is the same at any world size.
+    """
+
+    step: int = 0
+    trained_tokens: int = 0
+    tokens: int = 0
+    world_size: int = 0
+    """Workers that wrote the checkpoint."""
+    recent_losses: list[float] = field(default_factory=list)
+    bad_in_a_row: int = 0
+    validation_loss: float | None = None
+    """Of this very step, where it was measured."""
+    ledger: str | None = None
+    """The newest ledger segment."""
+    seed: int = 0
+    data: str = ""
+    """Digest of the data set's manifest."""
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    """The settings that must not change when the run is resumed."""
+    mlflow_run_id: str | None = None
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def saved_steps(checkpoints: Folder) -> list[int]:
+    """The steps that have a folder, sorted by number, whole or not."""
+    names = [n.removeprefix("step-") for n in checkpoints.names() if n.startswith("step-")]
+    return sorted(int(n) for n in names if n.isdigit())
+
+
+def read_manifest(folder: Folder) -> dict[str, Any]:
+    """A checkpoint's manifest. Raises CheckpointError where it is missing, damaged, set aside or its files' sizes differ."""
+    if folder.size(BAD) is not None:
+        raise CheckpointError(f"{folder.uri}: set aside: {json.loads(folder.read(BAD))['reason']}")
+    if folder.size(MANIFEST) is None:
+        raise CheckpointError(f"{folder.uri}: it was never published ({MANIFEST} is missing)")
+    try:
+        manifest = json.loads(folder.read(MANIFEST))
+        files = {name: (int(size), str(digest)) for name, (size, digest) in manifest["files"].items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder.uri}/{MANIFEST}: damaged ({error})") from error
+    sizes = dict(folder.files())
+    for name, (size, _) in files.items():
+        if sizes.get(name) != size:
+            raise CheckpointError(f"{folder.uri}/{name}: {'missing' if name not in sizes else f'{sizes[name]} bytes'}, the manifest says {size}")
+    return {**manifest, "files": files}
+
+
+def wrong_checksum(folder: Folder, names: list[str], files: dict[str, tuple[int, str]]) -> str | None:
+    """The first of `names` whose bytes are not those of the manifest, with both checksums; None when all are right."""
+    for name in names:
+        digest = folder.checksum(name)
+        if digest != files[name][1]:
+            return f"{folder.uri}/{name}: checksum {digest}, the manifest says {files[name][1]}"
+    return None
+
+
+def read_cursor(folder: Folder) -> Cursor:
+    return Cursor(**json.loads(folder.read(CURSOR)))
+
+
+def newest(checkpoints: Folder) -> Cursor | None:
+    """The cursor of the newest whole checkpoint (sizes are compared, checksums are not)."""
+    for step in reversed(saved_steps(checkpoints)):
+        folder = checkpoints / folder_name(step)
+        try:
+            read_manifest(folder)
+            return read_cursor(folder)
+        except CheckpointError:
+            continue
+    return None
+
+
+def whole_steps(checkpoints: Folder) -> list[int]:
+    """The steps whose checkpoint is whole, sorted by number."""
+    whole = []
+    for step in saved_steps(checkpoints):
+        try:
+            read_manifest(checkpoints / folder_name(step))
+            whole.append(step)
+        except CheckpointError:
+            continue
+    return whole
+
+
+def set_aside(folder: Folder, reason: str) -> None:
+    """Marks a checkpoint as unusable; its files stay for inspection until retention removes them."""
+    folder.write(BAD, json.dumps({"reason": reason}).encode())
+
+
+def cursor_bytes(cursor: Cursor) -> bytes:
+    return json.dumps(asdict(cursor), indent=1).encode()
+
+
+def superfluous(whole: list[int], losses: dict[int, float], keep_last: int, keep_best: int, keep_every: int) -> list[int]:
+    """The whole checkpoints that may go: not among the last k, the best by validation loss, or multiples of n. Never the newest."""
+    best = sorted((s for s in whole if s in losses), key=lambda s: (losses[s], -s))[:keep_best]
+    keep = {*sorted(whole)[-max(1, keep_last) :], *best, *(s for s in whole if keep_every and s % keep_every == 0)}
+    return [s for s in sorted(whole) if s not in keep]
+
+
+def prune(checkpoints: Folder, keep_last: int, keep_best: int, keep_every: int) -> list[int]:
+    """Deletes superfluous and unpublished checkpoints older than the newest whole one; returns their steps.
+
+    Call it after a commit only. A manifest is deleted first, so that a half-deleted folder does not exist.
+    """
+    whole = whole_steps(checkpoints)
+    if not whole:
+        return []
+    losses = {}
+    for step in whole:
+        loss = read_cursor(checkpoints / folder_name(step)).validation_loss
+        if loss is not None:
+            losses[step] = loss
+    unpublished = [s for s in saved_steps(checkpoints) if s not in whole and s < whole[-1]]
+    gone = sorted(superfluous(whole, losses, keep_last, keep_best, keep_every) + unpublished)
+    for step in gone:
+        folder = checkpoints / folder_name(step)
+        folder.delete(MANIFEST)
+        folder.delete()
+    return gone

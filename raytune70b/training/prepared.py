@@ -1,0 +1,114 @@
+"""Everything that can be checked before Ray starts: data, model, batch, resume. Pure files and numbers; raises UserError."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from raytune70b.blocks.manifest import DataError, Manifest, read_manifest, verify_file
+from raytune70b.blocks.order import Order
+from raytune70b.blocks.stream import Feed, Reader, row_groups
+from raytune70b.config import UserError, get, known_keys, to_yaml
+from raytune70b.model.load import check_model, hf_config
+from raytune70b.schema import Config
+from raytune70b.storage import Folder
+from raytune70b.training.checkpoint import Cursor, newest
+
+CONTINUITY = ("run.seed", "data.shuffle_window", "model.path", "model.config", "model.method", "model.lora", "model.precision",
+              "train.epochs", "train.steps", "train.global_batch_size", "train.learning_rate", "train.min_lr_ratio", "train.warmup_steps",
+              "train.schedule", "train.optimizer", "train.weight_decay", "train.beta1", "train.beta2", "train.eps", "train.max_grad_norm")  # fmt: skip
+"""Settings that a resumed run must share with its checkpoint: data order, batch, schedule, model. The data's digest is one more."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    config: Config
+    """With absolute paths: workers run in other folders."""
+    run: Folder
+    data: Folder
+    manifest: Manifest
+    feed: Feed
+    fingerprint: dict[str, Any]
+    resumed: Cursor | None
+
+
+def prepare_run(config: Config) -> Prepared:
+    """Checks a run's inputs and says what it will do."""
+    config = absolute(config)
+    data, run = Folder(config.data.path), Folder(config.run.path) / config.run.name
+    manifest = read_manifest(data)
+    check_data(data, manifest)
+    check_model(hf_config(config.model, manifest.vocab_size), manifest.seq_len, manifest.vocab_size)
+    order = Order(row_groups(manifest, "train"), config.run.seed, config.data.shuffle_window, config.train.global_batch_size)
+    feed = Feed(Reader(data, manifest, "train"), order, micro_batch_size(config), total_steps(config, order))
+    fingerprint = {key: get(config, key) for key in continuity_keys()}
+    fingerprint["data"] = manifest.digest
+    return Prepared(config, run, data, manifest, feed, fingerprint, check_resume(config, run, fingerprint))
+
+
+def absolute(config: Config) -> Config:
+    """The configuration with absolute paths."""
+
+    def whole(path: str | None) -> str | None:
+        return Folder(path).uri if path else path
+
+    return dataclasses.replace(
+        config,
+        run=dataclasses.replace(config.run, path=whole(config.run.path)),
+        data=dataclasses.replace(config.data, path=whole(config.data.path)),
+        model=dataclasses.replace(config.model, path=whole(config.model.path)),
+    )
+
+
+def check_data(folder: Folder, manifest: Manifest) -> None:
+    """Compares every block file with the manifest, checksums included. Raises DataError."""
+    files = [f for split in manifest.splits.values() for f in split]
+    if not manifest.rows("train") or not manifest.trained_tokens("train"):
+        raise DataError(f"{folder.uri}: holds {manifest.rows('train')} training blocks with {manifest.trained_tokens('train')} trained tokens; nothing to train on")
+    with ThreadPoolExecutor(8) as pool:  # hashing releases the GIL
+        list(pool.map(lambda f: verify_file(folder, f), files))
+
+
+def micro_batch_size(config: Config) -> int:
+    size = config.train.micro_batch_size
+    assert isinstance(size, int), "auto is resolved by the plan before"
+    return size
+
+
+def total_steps(config: Config, order: Order) -> int:
+    """Optimizer steps of the whole run."""
+    most = config.train.epochs * order.steps_per_epoch
+    steps = config.train.steps
+    if steps is not None and steps > most:
+        raise UserError(f"train.steps: is {steps}, but train.epochs={config.train.epochs} has {most} steps ({order.blocks} blocks); raise train.epochs")
+    return steps or most
+
+
+def continuity_keys() -> list[str]:
+    return [k for k in known_keys() if k in CONTINUITY or k.startswith(tuple(f"{c}." for c in CONTINUITY))]
+
+
+def check_resume(config: Config, run: Folder, fingerprint: dict[str, Any]) -> Cursor | None:
+    """The cursor to resume from. Raises UserError where `run.resume` or the run's earlier settings forbid it."""
+    cursor = newest(run / "checkpoints")
+    if cursor is None:
+        if config.run.resume == "must":
+            raise UserError(f"run.resume: is must, but {run.uri} has no checkpoint; check run.name and run.path, or use run.resume=auto")
+        return None
+    if config.run.resume == "never":
+        raise UserError(f"run.resume: is never, but {run.uri} has a checkpoint of step {cursor.step}; choose another run.name, or use run.resume=auto")
+    changed = [f"{key}: {json.dumps(cursor.fingerprint.get(key))} -> {json.dumps(value)}" for key, value in fingerprint.items()
+               if cursor.fingerprint.get(key) != json.loads(json.dumps(value))]  # fmt: skip
+    if changed:
+        raise UserError(f"{run.uri} was started with other settings, so it cannot be continued: {'; '.join(changed)}. Set them back, or choose another run.name")
+    return cursor
+
+
+def write_resolved(prepared: Prepared) -> None:
+    """Keeps the resolved configuration with the run, for people and for the other jobs."""
+    prepared.run.write("config.yaml", to_yaml(prepared.config).encode())
+
+

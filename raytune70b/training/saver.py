@@ -1,0 +1,210 @@
+"""Writes and loads checkpoints with all ranks together; training waits only for the copy to host memory.
+
+A save copies the state to host memory (pinned and reused on a GPU), then a thread writes it with
+`torch.distributed.checkpoint` over a gloo group of its own, gathers the checksums, and rank 0 publishes: ledger segment,
+cursor, manifest last. Every rank learns the same outcome. One save is in flight at a time; its price is one copy of the
+rank's shard in host memory.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from raytune70b.blocks.ledger import Entry, write_segment
+from raytune70b.schema import Checkpoint
+from raytune70b.storage import Folder, retried
+from raytune70b.training.checkpoint import (
+    CURSOR,
+    MANIFEST,
+    CheckpointError,
+    Cursor,
+    cursor_bytes,
+    folder_name,
+    prune,
+    read_cursor,
+    read_manifest,
+    saved_steps,
+    set_aside,
+    wrong_checksum,
+)
+from raytune70b.training.shards import ShardReader, ShardWriter
+
+State = dict[str, Any]
+
+
+@dataclass
+class Outcome:
+    """How a save ended, the same on every rank."""
+
+    step: int
+    path: str
+    error: str | None
+    stall_s: float
+    seconds: float
+    bytes: int
+    cursor: Cursor | None
+
+
+class Saver:
+    """One rank's part in the checkpoints of a run. `group` is a gloo group that nothing else uses."""
+
+    def __init__(self, run: Folder, settings: Checkpoint, group: dist.ProcessGroup, on_warning: Callable[[str], None]):
+        self._run, self._checkpoints, self._settings, self._group, self._warn = run, run / "checkpoints", settings, group, on_warning
+        self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
+        on_gpu = torch.cuda.is_available()
+        self._stager = DefaultStager(
+            StagingOptions(use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
+        )
+        self._thread: threading.Thread | None = None
+        self._outcome: Outcome | None = None
+
+    def start(self, state: State, cursor: Cursor, entries: list[Entry]) -> None:
+        """Copies the state to host memory and begins to write it; all ranks call it at the same step.
+
+        `entries` (rank 0) are the ledger's steps since the newest published checkpoint; `cursor.ledger` names its segment.
+        """
+        self.wait()
+        begin = time.monotonic()
+        staged = self._stager.stage(state)
+        stall = time.monotonic() - begin
+        self._thread = threading.Thread(target=self._write, args=(staged, cursor, entries, stall), name="checkpoint", daemon=True)
+        self._thread.start()
+        if not self._settings.asynchronous:
+            self._thread.join()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Returns when no save is in flight; its outcome is still there to be taken."""
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def ended(self) -> bool:
+        """Whether a save has ended whose outcome was not taken."""
+        return self._outcome is not None
+
+    def take(self) -> Outcome:
+        """The outcome of the save that ended."""
+        assert self._outcome is not None
+        outcome, self._outcome = self._outcome, None
+        return outcome
+
+    def _write(self, staged: State, cursor: Cursor, entries: list[Entry], stall: float) -> None:
+        begin, folder = time.monotonic(), self._checkpoints / folder_name(cursor.step)
+        error, size = None, 0
+        try:
+            sums = self._write_shards(folder, staged)
+            size = sum(b for b, _ in sums.values())
+            self._on_rank_0(lambda: self._publish(folder, sums, cursor, entries))
+        except BaseException as failure:  # CheckpointException is no Exception; whatever it is, training goes on and says so
+            error = _root_cause(failure)
+        self._outcome = Outcome(cursor.step, folder.uri, error, stall, time.monotonic() - begin, size, None if error else cursor)
+
+    def _write_shards(self, folder: Folder, staged: State) -> dict[str, tuple[int, str]]:
+        self._on_rank_0(lambda: (folder.delete(), folder.make()))
+
+        def write() -> ShardWriter:
+            writer = ShardWriter(folder)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a retry finds its own earlier files
+                try:
+                    dcp.save(staged, storage_writer=writer, process_group=self._group)
+                except CheckpointException as failure:
+                    raise OSError(_root_cause(failure)) from failure
+            return writer
+
+        # The exception reaches all ranks alike, so all try again together.
+        writer = retried(write, self._settings.retries, on_retry=lambda n, e: self._warn(f"checkpoint of step {folder.name}: {e}; try {n + 1}"))
+        parts: list[Any] = [None] * self._world
+        dist.all_gather_object(parts, writer.files.sums, group=self._group)
+        return {name: tuple(entry) for part in parts for name, entry in part.items()}
+
+    def _publish(self, folder: Folder, sums: dict[str, tuple[int, str]], cursor: Cursor, entries: list[Entry]) -> None:
+        def publish() -> None:
+            if entries:
+                cursor.ledger = write_segment(self._run / "ledger", entries, cursor.ledger)
+            folder.write(CURSOR, cursor_bytes(cursor))
+            files = {**sums, CURSOR: (folder.size(CURSOR), folder.checksum(CURSOR))}
+            folder.write(MANIFEST, json.dumps({"step": cursor.step, "world_size": self._world, "files": files}, indent=1).encode())
+
+        parent = cursor.ledger
+        try:
+            retried(publish, self._settings.retries)
+        except BaseException:
+            cursor.ledger = parent
+            raise
+        try:
+            prune(self._checkpoints, self._settings.keep_last, self._settings.keep_best, self._settings.keep_every)
+        except OSError as error:
+            self._warn(f"old checkpoints could not be removed: {error}")
+
+    def _on_rank_0(self, action: Callable[[], Any]) -> None:
+        """Runs `action` on rank 0; an error there is raised on every rank."""
+        error: list[str | None] = [None]
+        if self._rank == 0:
+            try:
+                action()
+            except Exception as failure:
+                error[0] = str(failure) or type(failure).__name__
+        dist.broadcast_object_list(error, group_src=0, group=self._group)
+        if error[0] is not None:
+            raise OSError(error[0])
+
+    def load(self, state: State) -> Cursor | None:
+        """Fills `state`'s tensors from the newest checkpoint that holds; a bad one is set aside and the one before is tried.
+
+        All ranks call it together; each checks a part of the files' checksums before anything is unpickled. Returns None where
+        there is no checkpoint.
+        """
+        steps: list[Any] = [saved_steps(self._checkpoints) if self._rank == 0 else None]
+        dist.broadcast_object_list(steps, group_src=0, group=self._group)
+        for step in reversed(steps[0]):
+            folder = self._checkpoints / folder_name(step)
+            reason = self._refuse(folder)
+            if reason is None:
+                dcp.load(state, storage_reader=ShardReader(folder), process_group=self._group)
+                return read_cursor(folder)
+            if self._rank == 0:
+                self._warn(f"checkpoint of step {step} is not used: {reason}")
+        return None
+
+    def _refuse(self, folder: Folder) -> str | None:
+        """Why a checkpoint cannot be used, the same on all ranks; one with wrong bytes is set aside."""
+        reason, published = None, False
+        try:
+            files = read_manifest(folder)["files"]
+            published = True
+            reason = wrong_checksum(folder, sorted(files)[self._rank :: self._world], files)
+        except (CheckpointError, OSError) as error:
+            reason = str(error)
+        reasons: list[Any] = [None] * self._world
+        dist.all_gather_object(reasons, reason, group=self._group)
+        first = next((r for r in reasons if r), None)
+        if first and published and self._rank == 0:
+            set_aside(folder, first)
+        return first
+
+
+def _root_cause(failure: BaseException) -> str:
+    """The first line that says what went wrong, not DCP's wrapping of it."""
+    if isinstance(failure, CheckpointException) and failure.failures:
+        rank, wrapped = next(iter(failure.failures.items()))
+        cause = wrapped[0] if isinstance(wrapped, tuple) else wrapped
+        return f"rank {rank}: {type(cause).__name__}: {cause}"
+    return f"{type(failure).__name__}: {failure}" if not isinstance(failure, OSError) else str(failure)

@@ -1,0 +1,191 @@
+"""Builds the TorchTrainer and stands beside it: the driver's side of a run.
+
+Ray Train restarts and resizes the worker group; the data set is rebuilt at every start of a group from the newest checkpoint
+for the new number of workers (`ExactSplit`). The driver feeds the watch, passes on SIGTERM and the budget's end as a command,
+and turns what came of it into an exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.data
+import ray.train
+from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raytune70b.blocks.stream import Feed, Reader, dataset
+from raytune70b.config import UserError, to_dict
+from raytune70b.schema import Config
+from raytune70b.storage import Folder
+from raytune70b.tracking.journal import next_launch, read_journal
+from raytune70b.tracking.watch import Watch
+from raytune70b.training.checkpoint import newest
+from raytune70b.training.mailbox import Mailbox
+from raytune70b.training.prepared import Prepared
+from raytune70b.training.worker import Job, train_on_worker
+
+FINISHED, FAILED, BAD_INPUT, RESUME_ME = 0, 1, 2, 75
+"""Exit codes. 75 is EX_TEMPFAIL of sysexits.h: stopped with a checkpoint, the same command continues."""
+
+
+class ExactSplit(DataConfig):
+    """Gives each worker group the blocks that the newest checkpoint has not seen, dealt round robin in the exact order."""
+
+    def __init__(self, feed: Feed, checkpoints: Folder):
+        super().__init__()
+        self._feed, self._checkpoints = feed, checkpoints
+
+    def configure(self, datasets: Any, world_size: int, *args: Any, **kwargs: Any) -> Any:
+        """Called when rank 0 asks for its shard, which it does after the checkpoint was checked and loaded."""
+        cursor = newest(self._checkpoints)
+        blocks = dataset(self._feed, cursor.step if cursor else 0, world_size)
+        return [{"train": part} for part in blocks.streaming_split(world_size, equal=False)]
+
+
+def start_ray(config: Config) -> None:
+    """Joins the running cluster, or starts one on this machine with a CPU for every worker and one to read data."""
+    os.environ.update({
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(config.cluster.start_timeout_s),
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    })  # fmt: skip
+    address = config.cluster.address
+    running = address not in ("auto", "local") or (address == "auto" and "RAY_ADDRESS" in os.environ)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
+    if running:
+        ray.init(address=None if address == "auto" else address, **options)
+    else:
+        cpus = config.cluster.workers[1] * config.cluster.cpus_per_worker + 1
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, round(cpus)), include_dashboard=True, **options)
+
+
+def uses_gpu(config: Config) -> bool:
+    """Whether workers get a GPU each."""
+    has = ray.cluster_resources().get("GPU", 0) > 0
+    if config.cluster.device == "gpu" and not has:
+        raise UserError("cluster.device: is gpu, but the Ray cluster has no GPU; use cluster.device=cpu, or start the cluster's nodes with GPUs")
+    return has and config.cluster.device != "cpu"
+
+
+def build_trainer(prepared: Prepared, job: Job) -> TorchTrainer:
+    config = prepared.config
+    gpu = uses_gpu(config)
+    least, most = config.cluster.workers
+    run_folder = Folder(config.run.path)
+    (prepared.run).delete("checkpoint_manager_snapshot.json")  # Ray's own memory of checkpoints: ours is checked, and survives pruning
+    return TorchTrainer(
+        train_on_worker,
+        train_loop_config=job,  # type: ignore[arg-type]
+        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(max(60, 3 * config.run.hang_timeout_s))),
+        scaling_config=ScalingConfig(
+            num_workers=(least, most) if least != most else most, use_gpu=gpu,
+            resources_per_worker={"CPU": config.cluster.cpus_per_worker, **({"GPU": 1} if gpu else {})},
+            elastic_resize_monitor_interval_s=config.cluster.resize_check_s,
+        ),
+        datasets={"train": lambda: ray.data.range(1)},  # a placeholder: ExactSplit knows what is left to train
+        dataset_config=ExactSplit(prepared.feed, prepared.run / "checkpoints"),
+        run_config=RunConfig(
+            name=config.run.name, storage_path=run_folder.path(), storage_filesystem=run_folder.filesystem,
+            failure_config=FailureConfig(max_failures=config.cluster.max_failures), checkpoint_config=CheckpointConfig(num_to_keep=None),
+        ),
+    )  # fmt: skip
+
+
+class Post:
+    """Carries records from the mailbox to the watch, and the stop request of a signal to the workers."""
+
+    def __init__(self, mailbox: Any, watch: Watch):
+        self._mailbox, self._watch = mailbox, watch
+        self.result: dict[str, Any] | None = None
+        self.failure: dict[str, Any] | None = None
+        self._stop_reason: str | None = None
+        self._sent = self._over = False
+        self._thread = threading.Thread(target=self._carry, name="post", daemon=True)
+        self._thread.start()
+
+    def request_stop(self, reason: str) -> None:
+        """Asks the workers to save and stop; safe in a signal handler."""
+        self._stop_reason = self._stop_reason or reason
+
+    def close(self) -> None:
+        self._over = True
+        self._thread.join(10)
+
+    def _carry(self) -> None:
+        last = False
+        while not last:
+            last = self._over
+            if self._stop_reason and not self._sent:
+                self._sent = True
+                self._watch.warn(f"{self._stop_reason}: saving a checkpoint, then stopping")
+                ray.get(self._mailbox.order.remote(f"stop: {self._stop_reason}"))
+            for record in ray.get(self._mailbox.drain.remote()):
+                self._take(record)
+            time.sleep(0 if last else 0.1)
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "result":
+            self.result = record
+        else:
+            if record["kind"] == "failure":
+                self.failure = record
+            self._watch.record(record)
+
+
+def run(prepared: Prepared) -> int:
+    """Trains until the run has ended, the budget or a signal stops it, or it fails for good; returns the exit code."""
+    config = prepared.config
+    launch = next_launch(read_journal(prepared.run))
+    watch = Watch(config, prepared.run, launch, prepared.feed.total_steps)
+    status, reason, code = "failed", "", FAILED
+    try:
+        watch.record(start_record(prepared))
+        start_ray(config)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        mailbox = Mailbox.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
+        post = Post(mailbox, watch)
+        signal.signal(signal.SIGTERM, lambda *_: post.request_stop("SIGTERM"))
+        job = Job(config, prepared.run, prepared.feed, Reader(prepared.data, prepared.manifest, "validation"), prepared.manifest.vocab_size,
+                  prepared.fingerprint, prepared.manifest.digest, launch, watch.mlflow_run_id, mailbox)  # fmt: skip
+        try:
+            build_trainer(prepared, job).fit()
+        except ray.train.TrainingFailedError as error:
+            reason = str(error).strip().splitlines()[-1]
+        post.close()
+        if post.result is not None:
+            status, reason, code = post.result["status"], post.result["reason"], post.result["exit_code"]
+        if status == "failed" and post.failure is not None:
+            print(post.failure["traceback"], file=sys.stderr)
+    except UserError as error:
+        status, reason, code = "failed", str(error), BAD_INPUT
+        raise
+    except KeyboardInterrupt:
+        status, reason, code = "stopped", "interrupted; the same command continues from the newest checkpoint", 130
+    finally:
+        watch.close(status, reason, code)
+        ray.shutdown()
+    return code
+
+
+def start_record(prepared: Prepared) -> dict[str, Any]:
+    """The journal's run_start: what will be done."""
+    order, feed = prepared.feed.order, prepared.feed
+    return {
+        "kind": "run_start", "config": to_dict(prepared.config), "total_steps": feed.total_steps, "steps_per_epoch": order.steps_per_epoch, "blocks": order.blocks,
+        "tokens_per_step": order.global_batch_size * prepared.manifest.seq_len, "data_digest": prepared.manifest.digest,
+        "resumed_step": prepared.resumed.step if prepared.resumed else 0,
+    }  # fmt: skip
+
+
+def inside_a_submitted_job() -> bool:
+    """Whether this driver runs in the temporary copy that `ray job submit --working-dir` makes."""
+    return "working_dir_files" in str(Path.cwd()) or "_ray_pkg_" in str(Path.cwd())
