@@ -1,0 +1,104 @@
+"""Redaction against a labelled set in both languages, and its promises for any text."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipelines.redact import KINDS, Redaction, find
+
+LABELLED = Path(__file__).with_name("pii.txt")
+MARK = re.compile(r"\{([a-z-]+)\|([^}]*)\}")
+DEFAULT = tuple(k for k in KINDS if k != "name")
+
+
+def labelled() -> list[tuple[str, list[tuple[int, int, str]]]]:
+    """(plain line, [(start, end, kind) in bytes]); look-alikes have the kind "-"."""
+    lines = []
+    for line in LABELLED.read_text().splitlines()[1:]:
+        plain, spans, position = b"", [], 0
+        for match in MARK.finditer(line):
+            plain += line[position : match.start()].encode()
+            value = match[2].encode()
+            spans.append((len(plain), len(plain) + len(value), match[1]))
+            plain, position = plain + value, match.end()
+        lines.append(((plain + line[position:].encode()).decode(), spans))
+    return lines
+
+
+def score() -> tuple[Counter, Counter, Counter, list[str]]:
+    """Right, missed and wrong finds by kind, and the lines in question."""
+    right, missed, wrong, lines = Counter(), Counter(), Counter(), []
+    for text, spans in labelled():
+        wanted = {s for s in spans if s[2] != "-"}
+        found = {(s.start, s.end, s.kind) for s in find(text.encode(), DEFAULT)}
+        for _, _, kind in wanted & found:
+            right[kind] += 1
+        for start, end, kind in wanted - found:
+            missed[kind] += 1
+            lines.append(f"missed {kind} {text.encode()[start:end].decode()!r} in {text!r}")
+        for start, end, kind in found - wanted:
+            wrong[kind] += 1
+            lines.append(f"wrong {kind} {text.encode()[start:end].decode()!r} in {text!r}")
+    return right, missed, wrong, lines
+
+
+def test_recall_and_precision_over_the_labelled_set():
+    right, missed, wrong, lines = score()
+    spans = [s for _, spans in labelled() for s in spans]
+    assert sum(s[2] != "-" for s in spans) >= 300 and sum(s[2] == "-" for s in spans) >= 300
+    print("\n".join(lines))
+    for kind in sorted({*right, *missed, *wrong}):
+        print(f"{kind:10} recall {right[kind]}/{right[kind] + missed[kind]}  precision {right[kind]}/{right[kind] + wrong[kind]}")
+    total = sum(right.values())
+    assert total / (total + sum(missed.values())) >= 0.98
+    assert total / (total + sum(wrong.values())) >= 0.98
+
+
+def test_equal_values_get_equal_placeholders_and_others_do_not():
+    redaction = Redaction(DEFAULT)
+    text = redaction.apply("a@b.ca, A@B.CA, c@d.ca; 416-555-0199, (416) 555-0199, 514-555-0100")
+    assert text == "[EMAIL_1], [EMAIL_1], [EMAIL_2]; [PHONE_1], [PHONE_1], [PHONE_2]"
+    assert redaction.apply("again c@d.ca") == "again [EMAIL_2]"
+    assert redaction.counts == {"email": 4, "phone": 3}
+
+
+def test_only_the_kinds_asked_for():
+    assert Redaction(("phone",)).apply("a@b.ca 416-555-0199") == "a@b.ca [PHONE_1]"
+
+
+def test_names_behind_titles_are_an_option():
+    text = "Mr. John Smith and Me Hélène Côté met Justice Roy; Mme Tremblay-Gagnon left. The Minister stayed."
+    assert Redaction(DEFAULT).apply(text) == text
+    assert Redaction(KINDS).apply(text) == "Mr. [NAME_1] and Me [NAME_2] met Justice [NAME_3]; Mme [NAME_4] left. The Minister stayed."
+
+
+@pytest.mark.parametrize("digits", ["4111111111111111", "5500005555555559", "378282246310005"])
+def test_one_wrong_digit_is_no_card(digits: str):
+    assert Redaction(("card",)).apply(f"card {digits}") == "card [CARD_1]"
+    for position in range(len(digits)):
+        wrong = digits[:position] + str((int(digits[position]) + 1) % 10) + digits[position + 1 :]
+        assert Redaction(("card",)).apply(f"card {wrong}") == f"card {wrong}"
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=200))
+def test_any_text_comes_through_and_is_stable(text: str):
+    redaction = Redaction(KINDS)
+    once = redaction.apply(text)
+    assert not redaction.counts or once != text
+    spans = find(text.encode(), KINDS)
+    assert all(a.end <= b.start for a, b in pairwise(spans))
+    assert sum(redaction.counts.values()) == len(spans)
+
+
+@given(st.lists(st.sampled_from(["a@b.ca", "416-555-0199", " ", "x", "é", "\n", "[EMAIL_1]", "4111 1111 1111 1111", "12", "-", "H2X 1Y4"])))
+def test_redacting_twice_changes_nothing(parts: list[str]):
+    once = Redaction(DEFAULT).apply(" ".join(parts))
+    again = Redaction(DEFAULT)
+    assert again.apply(once) == once and not again.counts
