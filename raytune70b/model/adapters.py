@@ -7,10 +7,9 @@ The base is frozen and rests in the compute dtype, or in NF4 with qlora; adapter
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 
 from raytune70b import schema
@@ -18,11 +17,16 @@ from raytune70b.config import UserError
 from raytune70b.model.nf4 import quantise_linears
 from raytune70b.model.shard import decoder_layers
 
+if TYPE_CHECKING:
+    from peft import LoraConfig  # takes 4 s to import: only runs with adapters pay for it
+
 
 def add_adapters(model: Any, config: schema.Model) -> None:
     """Freezes the base (in NF4 with qlora) and adds trained adapters, in place. Raises UserError for names that fit nothing."""
     if config.method == "qlora":
         quantise_linears(model, decoder_layers(model))
+    from peft import inject_adapter_in_model
+
     inject_adapter_in_model(lora_config(model, config.lora), model, low_cpu_mem_usage=True)
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     for parameter in model.parameters():
@@ -32,6 +36,8 @@ def add_adapters(model: Any, config: schema.Model) -> None:
 
 def lora_config(model: Any, lora: schema.Lora) -> LoraConfig:
     """peft's configuration, as it is also saved beside exported adapters. Raises UserError."""
+    from peft import LoraConfig
+
     linears = linear_names(model)
     for name in lora.targets:
         _require(name, linears, "model.lora.targets", "a linear layer of the decoder")

@@ -12,7 +12,6 @@ from raytune70b.blocks.manifest import DataError, Manifest, read_manifest, verif
 from raytune70b.blocks.order import Order
 from raytune70b.blocks.stream import Feed, Reader, row_groups
 from raytune70b.config import UserError, get, known_keys, to_yaml
-from raytune70b.model.load import check_model, hf_config
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.training.checkpoint import Cursor, newest
@@ -41,6 +40,8 @@ def prepare_run(config: Config) -> Prepared:
     data, run = Folder(config.data.path), Folder(config.run.path) / config.run.name
     manifest = read_manifest(data)
     check_data(data, manifest)
+    from raytune70b.model.load import check_model, hf_config  # imports torch: what is wrong with the data is said before
+
     check_model(hf_config(config.model, manifest.vocab_size), manifest.seq_len, manifest.vocab_size)
     order = Order(row_groups(manifest, "train"), config.run.seed, config.data.shuffle_window, config.train.global_batch_size)
     feed = Feed(Reader(data, manifest, "train"), order, micro_batch_size(config), total_steps(config, order))
