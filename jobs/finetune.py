@@ -22,13 +22,14 @@ def main(config: Config) -> int:
     from raytune70b.blocks.manifest import MANIFEST
     from raytune70b.storage import Folder
     from raytune70b.training.prepared import prepare_run
-    from raytune70b.training.trainer import run
 
     if config.data.inputs == ["sample"] and not Folder(config.data.path).exists(MANIFEST):
         from data_pipelines.build import prepare
 
         prepare(config)
     prepared = prepare_run(config)
+    from raytune70b.training.trainer import run  # imports Ray and torch: wrong input is told before
+
     return run(prepared)
 
 

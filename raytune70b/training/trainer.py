@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -30,7 +29,7 @@ from raytune70b.tracking.journal import next_launch, read_journal
 from raytune70b.tracking.watch import Watch
 from raytune70b.training.checkpoint import newest
 from raytune70b.training.mailbox import Mailbox
-from raytune70b.training.prepared import Prepared
+from raytune70b.training.prepared import Prepared, write_resolved
 from raytune70b.training.worker import Job, train_on_worker
 
 FINISHED, FAILED, BAD_INPUT, RESUME_ME = 0, 1, 2, 75
@@ -144,6 +143,7 @@ class Post:
 def run(prepared: Prepared) -> int:
     """Trains until the run has ended, the budget or a signal stops it, or it fails for good; returns the exit code."""
     config = prepared.config
+    write_resolved(prepared)
     launch = next_launch(read_journal(prepared.run))
     watch = Watch(config, prepared.run, launch, prepared.feed.total_steps)
     status, reason, code = "failed", "", FAILED
@@ -184,8 +184,3 @@ def start_record(prepared: Prepared) -> dict[str, Any]:
         "tokens_per_step": order.global_batch_size * prepared.manifest.seq_len, "data_digest": prepared.manifest.digest,
         "resumed_step": prepared.resumed.step if prepared.resumed else 0,
     }  # fmt: skip
-
-
-def inside_a_submitted_job() -> bool:
-    """Whether this driver runs in the temporary copy that `ray job submit --working-dir` makes."""
-    return "working_dir_files" in str(Path.cwd()) or "_ray_pkg_" in str(Path.cwd())
