@@ -21,6 +21,7 @@ from typing import Any
 
 import xxhash
 
+from raytune70b import cluster
 from raytune70b.config import UserError
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
@@ -59,13 +60,10 @@ def code_version() -> str:
 def connect(config: Config) -> None:
     """Joins the Ray cluster of `cluster.address`, or starts one here, unless this process has one already."""
     os.environ.setdefault("RAY_DATA_LOG_LEVEL", "WARNING")
-    import ray
     import ray.data
 
     logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)  # the progress lines are ours
-    if not ray.is_initialized():
-        address = None if config.cluster.address == "auto" else config.cluster.address
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    cluster.start(config)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

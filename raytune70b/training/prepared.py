@@ -53,7 +53,7 @@ def prepare_run(config: Config) -> Prepared:
 
 def absolute(config: Config) -> Config:
     """The configuration with absolute paths. Warns where a submitted job would write into the copy that Ray deletes after it."""
-    if "_ray_pkg_" in str(Path.cwd()) and not Folder(config.run.path).uri == config.run.path:
+    if "_ray_pkg_" in str(Path.cwd()) and Folder(config.run.path).uri != config.run.path:
         print(f"warning: run.path={config.run.path} is relative, so it lies in this job's temporary copy of the working folder; "
               "give an absolute path on storage that all nodes share, or a URI", flush=True)  # fmt: skip
 

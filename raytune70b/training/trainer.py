@@ -21,6 +21,7 @@ from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, Sc
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raytune70b import cluster
 from raytune70b.blocks.stream import Feed, Reader, dataset
 from raytune70b.config import UserError, to_dict
 from raytune70b.schema import Config
@@ -50,21 +51,13 @@ class ExactSplit(DataConfig):
         return [{"train": part} for part in blocks.streaming_split(world_size, equal=False)]
 
 
-def start_ray(config: Config) -> None:
-    """Joins the running cluster, or starts one on this machine with a CPU for every worker and one to read data."""
+def set_up_ray_train(config: Config) -> None:
+    """Ray Train's own settings are environment variables, read when the controller starts."""
     os.environ.update({
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(config.cluster.start_timeout_s),
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     })  # fmt: skip
-    address = config.cluster.address
-    running = address not in ("auto", "local") or (address == "auto" and "RAY_ADDRESS" in os.environ)
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
-    if running:
-        ray.init(address=None if address == "auto" else address, **options)
-    else:
-        cpus = config.cluster.workers[1] * config.cluster.cpus_per_worker + 1
-        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, round(cpus)), include_dashboard=True, **options)
 
 
 def uses_gpu(config: Config) -> bool:
@@ -149,7 +142,8 @@ def run(prepared: Prepared) -> int:
     status, reason, code = "failed", "", FAILED
     try:
         watch.record(start_record(prepared))
-        start_ray(config)
+        set_up_ray_train(config)
+        cluster.start(config)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         mailbox = Mailbox.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
         post = Post(mailbox, watch)

@@ -1,0 +1,38 @@
+"""Joins the Ray cluster that is there, or starts one on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from raytune70b.config import UserError
+from raytune70b.schema import Config
+
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+"""What workers print reaches the user through the run's own records."""
+
+
+def start(config: Config) -> None:
+    """Connects this process to Ray; does nothing where it is connected.
+
+    A cluster started here has a CPU for every worker and one to read data, whatever the machine has: more workers than cores
+    are slow, fewer CPUs than workers wait for ever. Raises UserError when `cluster.address` cannot be reached.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return
+    # The token that Ray makes for a new cluster is told of once a process; it is in Ray's documentation, not the user's business.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    address = config.cluster.address
+    if address == "local" or (address == "auto" and "RAY_ADDRESS" not in os.environ):
+        cpus = config.cluster.workers[1] * config.cluster.cpus_per_worker + 1
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, round(cpus)), include_dashboard=True, **QUIET)
+        return
+    try:
+        ray.init(address=None if address == "auto" else address, **QUIET)
+    except (ConnectionError, ray.exceptions.RaySystemError) as error:
+        where = os.environ.get("RAY_ADDRESS") if address == "auto" else address
+        raise UserError(f"cluster.address: no Ray cluster answers at {where} ({str(error).splitlines()[0]}); start one, or use cluster.address=local") from error
+
