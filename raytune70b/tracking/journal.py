@@ -40,20 +40,16 @@ def read_journal(run: Folder) -> list[Record]:
 
 def parse_journal(content: bytes) -> list[Record]:
     """Records of a journal's bytes; see `read_journal`."""
-    lines = content.split(b"\n")
+    lines = content.split(b"\n")[:-1]  # what follows the last line's end is torn
     records: list[Record] = []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
         try:
             record = json.loads(line)
             if not isinstance(record, dict) or "kind" not in record:
                 raise ValueError("no record")
         except ValueError:
-            if number < len(lines):  # the last line is torn, and nobody was told that it was written
-                when = records[-1]["time"] if records else 0.0
-                records.append({"kind": "warning", "time": when, "launch": 0, "text": f"{JOURNAL} line {number} is damaged and left out"})
-            continue
+            when = records[-1]["time"] if records else 0.0
+            record = {"kind": "warning", "time": when, "launch": 0, "text": f"{JOURNAL} line {number} is damaged and left out"}
         records.append(record)
     return records
 

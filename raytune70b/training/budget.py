@@ -1,8 +1,8 @@
 """Stopping before the money is gone: pure decisions from what was spent and how long a step and the closing take.
 
 A run may go on with a step only if, after it, the closing still fits: one save, one validation, and `budget.reserve_minutes`
-for evaluation and export by hand. The closing is measured; before the first save it is unknown and counts as zero, so
-the limit may be passed by one step and one save, never by more.
+for evaluation and export by hand. The closing is measured, over all launches; before the first save it counts as zero. So the
+limit is passed by no more than a step and a save, when they take longer than those before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from raytune70b.schema import Budget
-from raytune70b.tracking.cost import Spent
+from raytune70b.tracking.cost import Spent, spent
+from raytune70b.tracking.journal import Record
 
 
 @dataclass
@@ -27,6 +28,17 @@ class Clock:
     def __post_init__(self) -> None:
         self.spent = replace(self.spent, world_size=self.world_size)
 
+    @classmethod
+    def from_journal(cls, budget: Budget, records: list[Record], now: float, world_size: int) -> Clock:
+        """The clock of a worker group that starts at `now`, with what the journal knows of saves and validations."""
+        clock = cls(budget, spent(records, now), world_size)
+        for record in records:
+            if record["kind"] == "checkpoint":
+                clock.saved(record["seconds"])
+            elif record["kind"] == "validation":
+                clock.validated(record["seconds"])
+        return clock
+
     def saved(self, seconds: float) -> None:
         self.save_seconds = max(self.save_seconds, seconds)
 
@@ -39,24 +51,24 @@ class Clock:
         return must_stop(self.budget, self.spent, now, step_seconds + closing)
 
 
-def must_stop(budget: Budget, spent: Spent, now: float, needed_seconds: float) -> str | None:
+def must_stop(budget: Budget, so_far: Spent, now: float, needed_seconds: float) -> str | None:
     """The limit that `needed_seconds` from now would pass, as a sentence; None if there is none."""
-    if budget.hours is not None and spent.hours(now + needed_seconds) > budget.hours:
-        return f"budget.hours: {spent.hours(now):.2f} of {budget.hours:g} h are used and closing takes {needed_seconds / 3600:.2f} h more"
+    if budget.hours is not None and so_far.hours(now + needed_seconds) > budget.hours:
+        return f"budget.hours: {so_far.hours(now):.2f} of {budget.hours:g} h are used and closing takes {needed_seconds / 3600:.2f} h more"
     price = budget.price_per_gpu_hour
-    if budget.usd is not None and price is not None and spent.usd(price, now + needed_seconds) > budget.usd:
-        more = spent.usd(price, now + needed_seconds) - spent.usd(price, now)
-        return f"budget.usd: ${spent.usd(price, now):,.2f} of ${budget.usd:,.2f} are spent and closing costs ${more:,.2f} more"
+    if budget.usd is not None and price is not None and so_far.usd(price, now + needed_seconds) > budget.usd:
+        more = so_far.usd(price, now + needed_seconds) - so_far.usd(price, now)
+        return f"budget.usd: ${so_far.usd(price, now):,.2f} of ${budget.usd:,.2f} are spent and closing costs ${more:,.2f} more"
     return None
 
 
-def seconds_allowed(budget: Budget, spent: Spent, world_size: int) -> float | None:
+def seconds_allowed(budget: Budget, so_far: Spent, world_size: int) -> float | None:
     """Seconds that the limits leave with `world_size` workers; None without a limit; 0 when nothing is left."""
     left = []
     if budget.hours is not None:
-        left.append(budget.hours * 3600 - spent.seconds)
+        left.append(budget.hours * 3600 - so_far.seconds)
     if budget.usd is not None and budget.price_per_gpu_hour:
-        left.append((budget.usd / budget.price_per_gpu_hour * 3600 - spent.worker_seconds) / world_size)
+        left.append((budget.usd / budget.price_per_gpu_hour * 3600 - so_far.worker_seconds) / world_size)
     return max(0.0, min(left)) if left else None
 
 

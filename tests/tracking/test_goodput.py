@@ -1,12 +1,13 @@
+import itertools
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tracking.run_of_records import T0, Story
 
 from raytune70b.tracking.cost import spent
 from raytune70b.tracking.goodput import LABELS, goodput, running_seconds, timeline, totals, worker_seconds
+from tests.tracking.run_of_records import T0, Story
 
 
 def seconds(story, until=None):
@@ -88,7 +89,7 @@ def test_labels_sum_to_the_wall_clock_whatever_happens(story, going_on):
     last = max(r["time"] for r in story.records)
     until = last + 5 if going_on else None
     intervals = timeline(story.records, until)
-    for before, after in zip(intervals, intervals[1:], strict=False):
+    for before, after in itertools.pairwise(intervals):
         assert before.end == after.start
         assert (before.label, before.launch, before.world_size) != (after.label, after.launch, after.world_size)
     assert all(i.end > i.start and i.label in LABELS and i.world_size >= 1 for i in intervals)

@@ -2,11 +2,11 @@ import json
 import math
 
 import pytest
-from tests.tracking.run_of_records import Story, step_fields
 
 from raytune70b.storage import Folder
 from raytune70b.tracking import journal
 from raytune70b.tracking.journal import JOURNAL, JournalWriter, lineage, next_launch, parse_journal, read_journal, to_line
+from tests.tracking.run_of_records import Story, step_fields
 
 
 def test_records_come_back_as_written(tmp_path):
