@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -96,7 +97,7 @@ class Post:
     """Carries records from the mailbox to the watch, and the stop request of a signal to the workers."""
 
     def __init__(self, mailbox: Any, watch: Watch):
-        self._mailbox, self._watch = mailbox, watch
+        self.mailbox, self._watch = mailbox, watch
         self.result: dict[str, Any] | None = None
         self.failure: dict[str, Any] | None = None
         self._stop_reason: str | None = None
@@ -119,8 +120,8 @@ class Post:
             if self._stop_reason and not self._sent:
                 self._sent = True
                 self._watch.warn(f"{self._stop_reason}: saving a checkpoint, then stopping")
-                ray.get(self._mailbox.order.remote(f"stop: {self._stop_reason}"))
-            for record in ray.get(self._mailbox.drain.remote()):
+                ray.get(self.mailbox.order.remote(f"stop: {self._stop_reason}"))
+            for record in ray.get(self.mailbox.drain.remote()):
                 self._take(record)
             time.sleep(0 if last else 0.1)
 
@@ -133,41 +134,62 @@ class Post:
             self._watch.record(record)
 
 
+@dataclass(frozen=True)
+class Ending:
+    """What came of a run."""
+
+    status: str
+    """finished, stopped or failed."""
+    reason: str
+    exit_code: int
+
+
+def open_post(watch: Watch) -> Post:
+    """A mailbox for the workers on this node, and who carries it to the watch. Needs an initialised Ray."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return Post(Mailbox.options(scheduling_strategy=here).remote(), watch)  # type: ignore[attr-defined]
+
+
+def fit(prepared: Prepared, watch: Watch, post: Post, launch: int) -> Ending:
+    """Trains on the Ray that runs, until the run has ended or fails for good. Several may run side by side in processes of their own."""
+    set_up_ray_train(prepared.config)
+    job = Job(prepared.config, prepared.run, prepared.feed, Reader(prepared.data, prepared.manifest, "validation"), prepared.manifest.vocab_size,
+              prepared.fingerprint, prepared.manifest.digest, launch, watch.mlflow_run_id, post.mailbox)  # fmt: skip
+    reason = ""
+    try:
+        build_trainer(prepared, job).fit()
+    except ray.train.TrainingFailedError as error:
+        reason = str(error).strip().splitlines()[-1]
+    post.close()
+    if post.result is None:
+        return Ending("failed", reason, FAILED)
+    return Ending(post.result["status"], post.result["reason"], post.result["exit_code"])
+
+
 def run(prepared: Prepared) -> int:
     """Trains until the run has ended, the budget or a signal stops it, or it fails for good; returns the exit code."""
     config = prepared.config
     write_resolved(prepared)
     launch = next_launch(read_journal(prepared.run))
     watch = Watch(config, prepared.run, launch, prepared.feed.total_steps)
-    status, reason, code = "failed", "", FAILED
+    ending = Ending("failed", "", FAILED)
     try:
         watch.record(start_record(prepared))
-        set_up_ray_train(config)
         cluster.start(config)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        mailbox = Mailbox.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
-        post = Post(mailbox, watch)
+        post = open_post(watch)
         signal.signal(signal.SIGTERM, lambda *_: post.request_stop("SIGTERM"))
-        job = Job(config, prepared.run, prepared.feed, Reader(prepared.data, prepared.manifest, "validation"), prepared.manifest.vocab_size,
-                  prepared.fingerprint, prepared.manifest.digest, launch, watch.mlflow_run_id, mailbox)  # fmt: skip
-        try:
-            build_trainer(prepared, job).fit()
-        except ray.train.TrainingFailedError as error:
-            reason = str(error).strip().splitlines()[-1]
-        post.close()
-        if post.result is not None:
-            status, reason, code = post.result["status"], post.result["reason"], post.result["exit_code"]
-        if status == "failed" and post.failure is not None:
+        ending = fit(prepared, watch, post, launch)
+        if ending.status == "failed" and post.failure is not None:
             print(post.failure["traceback"], file=sys.stderr)
     except UserError as error:
-        status, reason, code = "failed", str(error), BAD_INPUT
+        ending = Ending("failed", str(error), BAD_INPUT)
         raise
     except KeyboardInterrupt:
-        status, reason, code = "stopped", "interrupted; the same command continues from the newest checkpoint", 130
+        ending = Ending("stopped", "interrupted; the same command continues from the newest checkpoint", 130)
     finally:
-        watch.close(status, reason, code)
+        watch.close(ending.status, ending.reason, ending.exit_code)
         ray.shutdown()
-    return code
+    return ending.exit_code
 
 
 def start_record(prepared: Prepared) -> dict[str, Any]:
