@@ -28,7 +28,7 @@ from typing import Any
 from raytune70b.config import to_dict, to_yaml
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
-from raytune70b.tracking.journal import Record
+from raytune70b.tracking.journal import Record, lineage
 from raytune70b.tracking.series import Point, point, series_of
 
 IDS = "mlflow.json"
@@ -69,6 +69,16 @@ def shortened(flat: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     return short, {artifact: flat[key] for key, artifact in cut.items()}
 
 
+def note(run: Folder, checkpoints: dict[int, str]) -> str:
+    """The MLflow run's description, in Markdown: where the run lies, and links to its newest checkpoints by step."""
+    lines = [f"- [step {step}]({_link(path)}) `{path}`" for step, path in sorted(checkpoints.items())[-20:]]
+    return "\n".join([f"Run folder [{run.name}]({_link(run.uri)}) `{run.uri}`", "", "Checkpoints:", *lines])[:5000]
+
+
+def _link(path: str) -> str:
+    return path if "://" in path else f"file://{path}"
+
+
 class MlflowMirror:
     """Mirrors a run's journal to MLflow. `history`: the records of earlier launches; `notify` is told of trouble, once."""
 
@@ -77,6 +87,7 @@ class MlflowMirror:
         self._config, self._run, self._launch, self._notify = config, run, launch, notify
         self._points: deque[Point] = deque()
         self._tasks: deque[Callable[[], None]] = deque()
+        self._checkpoints = {r["step"]: r["path"] for r in lineage(history, "checkpoint")}
         self._positions: dict[str, int] | None = None
         self._client: Any = None
         self._run_id: str | None = None
@@ -97,6 +108,9 @@ class MlflowMirror:
         """Takes a record; returns at once."""
         if record["kind"] == "run_start":
             self._tasks.append(lambda: self._describe(record))
+        elif record["kind"] == "checkpoint":
+            self._checkpoints[record["step"]] = record["path"]
+            self.put_tags({"checkpoint.newest": record["path"], "mlflow.note.content": note(self._run, self._checkpoints)})
         self._queue(record)
 
     def put_artifact(self, name: str, content: bytes) -> None:

@@ -6,16 +6,20 @@ tracking server or a full disk. Each sink is fed on its own; one that raises is 
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Protocol
 
+from raytune70b.config import to_yaml
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.tracking import goodput
+from raytune70b.tracking.boards import boards
 from raytune70b.tracking.console import Console, duration, loss_text, number
 from raytune70b.tracking.derive import Accountant, Derived, RunGauges
 from raytune70b.tracking.journal import JOURNAL, JournalWriter, Record, lineage
@@ -51,8 +55,9 @@ class Watch:
         self._mlflow = MlflowMirror(config, run, launch, history, self.warn) if config.tracking.mlflow else None
         self._derived = Derived()
         self._accountant = Accountant(config.budget, self._console.progress, history, lambda: self.records, self.record)
+        self._boards = boards(config, run, history, self.warn)
         gauges = RunGauges(config.run.name, total_steps, config.budget)
-        self._sinks: list[Sink] = [self._console, *([self._mlflow] if self._mlflow else []), self._accountant, gauges, *more_sinks]
+        self._sinks: list[Sink] = [self._console, *([self._mlflow] if self._mlflow else []), self._accountant, gauges, *self._boards, *more_sinks]
         self._thread = threading.Thread(target=self._feed, name="watch", daemon=True)
         self._thread.start()
 
@@ -99,8 +104,8 @@ class Watch:
         self._thread = threading.Thread(target=self._feed, name="watch-close", daemon=True)
         self._thread.start()
         self._drain()
-        mirror = self._mlflow
-        lacking = self._guarded("mlflow", lambda: mirror.close(status, end - time.monotonic())) if mirror else None
+        pages = self._guarded("report", self._pages) or {}
+        lacking = self._guarded("MLflow", lambda: self._close_trackers(status, pages, end))
         with self._lock:
             self._closed = True
             self._guarded("journal", self._journal.close)
@@ -109,6 +114,29 @@ class Watch:
             if line:
                 self._console.say(f"warning: {line}")
         self._guarded("console", lambda: self._console.table(closing_table(self._journal.records, self._config, self._run, status, reason)))
+
+    def _pages(self) -> dict[str, bytes]:
+        """The report and the goodput timeline, written to the run folder."""
+        if not self._config.tracking.report:
+            return {}
+        from raytune70b.tracking.report import REPORT, report  # matplotlib takes a second to import
+
+        records = self.records
+        page = report(records, self._run.name, to_yaml(self._config)).encode()
+        self._run.write(REPORT, page)
+        intervals = goodput.timeline(records)
+        times = {"seconds": goodput.totals(intervals), "goodput": goodput.goodput(intervals), "intervals": [asdict(i) for i in intervals]}
+        return {REPORT: page, "goodput.json": json.dumps(times, indent=1).encode()}
+
+    def _close_trackers(self, status: str, pages: dict[str, bytes], end: float) -> str | None:
+        """Ends MLflow and the boards by `end` (monotonic); returns what MLflow lacks, as a line."""
+        for name, content in pages.items():
+            if self._mlflow is not None:
+                self._mlflow.put_artifact(name, content)
+        lacking = self._mlflow.close(status, max(1.0, end - time.monotonic())) if self._mlflow is not None else None
+        for board in self._boards:
+            board.close(status, max(1.0, end - time.monotonic()))
+        return lacking
 
     def _drain(self) -> None:
         """Lets the sinks take what is queued; a stuck one (a blocked terminal) is not waited for longer than DRAIN_S."""
@@ -158,6 +186,8 @@ def closing_table(records: list[Record], config: Config, run: Folder, status: st
         ("run folder", run.uri),
         ("checkpoints", f"{run.uri}/checkpoints"),
     ]
+    if config.tracking.report:
+        rows.append(("report", f"{run.uri}/report.html"))
     if config.tracking.mlflow:
         rows.append(("MLflow", f"{tracking_uri(config)}, experiment {config.tracking.experiment}"))
     return rows
