@@ -2,13 +2,14 @@
 
 The processes fork from a server that has imported torch, transformers and the model package once, so a call costs about a second. The body is
 a top-level function of the test module (it travels by name) with signature `body(rank, world_size, *args)`; its arguments
-and results are pickled.
+and results are pickled by value (multiprocessing would share tensors by file descriptors that end with the child).
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -35,7 +36,7 @@ def run(body: Callable[..., Any], world_size: int, *args: Any, timeout_s: float 
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_context.Pipe(duplex=False) for _ in range(world_size)]
         children = [
-            _context.Process(target=_child, args=(body, rank, world_size, f"{folder}/store", pipes[rank][1], args), daemon=True)
+            _context.Process(target=_child, args=(body, rank, world_size, f"{folder}/store", pipes[rank][1], pickle.dumps(args)), daemon=True)
             for rank in range(world_size)
         ]
         for child in children:
@@ -63,8 +64,8 @@ def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:
         for pipe in ready:
             rank = pipes.index(pipe)  # type: ignore[arg-type]
             try:
-                succeeded, value = pipe.recv()  # type: ignore[union-attr]
-            except EOFError:
+                succeeded, value = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+            except (EOFError, ConnectionResetError):
                 raise ChildFailed(f"rank {rank} died without a word") from None
             if not succeeded:
                 raise ChildFailed(f"rank {rank} of {len(pipes)}:\n{value}")
@@ -72,7 +73,7 @@ def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:
     return [results[rank] for rank in range(len(pipes))]
 
 
-def _child(body: Callable[..., Any], rank: int, world_size: int, store: str, pipe: Connection, args: tuple) -> None:
+def _child(body: Callable[..., Any], rank: int, world_size: int, store: str, pipe: Connection, args: bytes) -> None:
     import torch
     import torch.distributed as dist
 
@@ -80,11 +81,11 @@ def _child(body: Callable[..., Any], rank: int, world_size: int, store: str, pip
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
-        result = body(rank, world_size, *args)
+        result = body(rank, world_size, *pickle.loads(args))
         dist.barrier()
         dist.destroy_process_group()
-        pipe.send((True, result))
+        pipe.send_bytes(pickle.dumps((True, result)))
     except BaseException:  # DCP's CheckpointException is one
-        pipe.send((False, traceback.format_exc()))
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
     finally:
         pipe.close()

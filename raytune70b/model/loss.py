@@ -63,8 +63,15 @@ def loss_sum(model: nn.Module, batch: dict[str, Tensor], chunk_tokens: int) -> T
     return model.packed_loss(batch, chunk_tokens)  # type: ignore[operator]
 
 
+@torch.no_grad()
+def logits_error(model: nn.Module, batch: dict[str, Tensor]) -> float:
+    """Relative difference between the logits that the loss is made of and the model's own: large where a model does to its
+    logits what `LogitShape` does not know."""
+    return float(model.logits_error(batch))  # type: ignore[operator]
+
+
 def attach_loss(model: nn.Module) -> None:
-    """Gives a causal language model the method behind `loss_sum`; call it before `fully_shard`, then `register_loss`."""
+    """Gives a causal language model the methods behind `loss_sum` and `logits_error`; call it before `fully_shard`, then `register_loss`."""
     shape = LogitShape.of(model.config)  # type: ignore[arg-type]
 
     def head_loss(head: nn.Module, hidden: Tensor, labels: Tensor, chunk_tokens: int) -> Tensor:
@@ -76,9 +83,16 @@ def attach_loss(model: nn.Module) -> None:
         hidden = self.get_decoder()(**inputs).last_hidden_state
         return self.get_output_embeddings().head_loss(hidden.flatten(0, 1), batch["labels"].flatten(), chunk_tokens)
 
+    def logits_error(self: Any, batch: dict[str, Tensor]) -> Tensor:
+        inputs = decoder_inputs(batch, self.config._attn_implementation)
+        theirs = type(self).forward(self, **inputs).logits.float()
+        ours = shape.apply(self.get_output_embeddings()(self.get_decoder()(**inputs).last_hidden_state))
+        return (ours - theirs).norm() / theirs.norm()
+
     head = model.get_output_embeddings()  # type: ignore[operator]
     head.head_loss = types.MethodType(head_loss, head)
     model.packed_loss = types.MethodType(packed_loss, model)  # type: ignore[assignment]
+    model.logits_error = types.MethodType(logits_error, model)  # type: ignore[assignment]
 
 
 def register_loss(model: nn.Module) -> None:
@@ -86,6 +100,7 @@ def register_loss(model: nn.Module) -> None:
     from torch.distributed.fsdp import register_fsdp_forward_method
 
     register_fsdp_forward_method(model, "packed_loss")
+    register_fsdp_forward_method(model, "logits_error")
     register_fsdp_forward_method(model.get_output_embeddings(), "head_loss")  # type: ignore[operator]
 
 
