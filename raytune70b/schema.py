@@ -52,6 +52,18 @@ class Data:
     """The folder (or URI) of token blocks that `jobs/prepare.py` writes and `jobs/finetune.py` reads."""
     inputs: list[str] = several("sample")
     """Raw documents: files, folders, globs or URIs; `sample` is a small bilingual legal corpus made on the spot."""
+    columns: dict[str, str] = mapping()
+    """Your columns' names where they differ from text, instruction, input, output, question, answer, messages: {text: body}."""
+    languages: list[str] = several("en", "fr")
+    """Languages to keep, by code; documents that mix them are kept. Empty keeps all."""
+    min_words: int = limited(5, low=1)
+    """Documents with fewer words are dropped."""
+    redact: list[str] = several("email", "phone", "sin", "card", "iban", "postal", "ip", "passport", "account")
+    """Kinds of personal data to replace by placeholders; `name` also replaces names behind a title such as Mr. or Me."""
+    near_duplicates: float = limited(0.8, low=0.0, high=1.0)
+    """Documents whose runs of five words reach this Jaccard similarity are copies, of which one is kept; 0 keeps all but equal ones."""
+    evaluation: list[str] = several()
+    """Files of evaluation questions and answers: a document that shares 13 words in a row with one is left out."""
     tokenizer: str = "train"
     """A Hugging Face tokenizer folder; `train` learns a byte-level BPE from the inputs."""
     vocab_size: int = limited(2048, low=300)
@@ -60,10 +72,10 @@ class Data:
     """Tokens in a block."""
     validation_fraction: float = limited(0.05, low=0.0, high=0.5)
     """Share of the documents kept for validation; the choice follows the documents' content, not their order."""
+    keep_work: bool = False
+    """Keep the cleaned documents beside the blocks, so that another tokenizer or `seq_len` starts from them."""
     max_quarantined: float = limited(0.05, low=0.0, high=1.0)
     """Largest share of unreadable rows before the job stops."""
-    columns: dict[str, str] = mapping()
-    """Your columns' names where they differ from text, instruction, input, output, question, answer, messages: {text: body}."""
     shard_mb: float = limited(32.0, above=0)
     """Inputs are worked on in shards of about this many megabytes: a worker holds a few of them, and a killed run repeats at most one a worker."""
     row_group_blocks: int = limited(64, low=1)
