@@ -42,7 +42,9 @@ class Progress:
 
     def take(self, record: Record) -> None:
         if record["kind"] == "group_start":
-            self.world_size, self.step = record["world_size"], record.get("resumed_step", 0)
+            self.world_size = record["world_size"]
+        elif record["kind"] == "group_ready":
+            self.step = record["resumed_step"]
         elif record["kind"] == "step":
             self._step(record)
         elif record["kind"] == "validation":
@@ -114,8 +116,9 @@ def lines_for(record: Record, progress: Progress) -> list[str]:
     if kind == "group_start":
         return [_group_start(record, progress)]
     if kind == "group_ready":
-        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in (record.get("seconds") or {}).items())
-        return [f"workers are ready{f' ({parts})' if parts else ''}"]
+        return [_group_ready(record, progress)]
+    if kind == "failure":
+        return [f"worker {record['rank']} on {record['host']} failed after step {record['step']}: {str(record['error']).strip().splitlines()[0][:300]}"]
     if kind == "group_end" and record.get("reason") not in (None, "", "finished", "stopped"):
         return [f"the workers stopped after step {progress.step}: {str(record['reason']).strip().splitlines()[-1][:300]}"]
     if kind == "wait":
@@ -132,15 +135,20 @@ def lines_for(record: Record, progress: Progress) -> list[str]:
 
 
 def _group_start(record: Record, progress: Progress) -> str:
-    size, resumed = record["world_size"], record.get("resumed_step", 0)
-    hosts = record.get("hosts") or []
-    where = f" on {len(set(hosts))} machines" if len(set(hosts)) > 1 else ""
-    start = f"continuing after step {resumed}" if resumed else "starting at step 1"
-    if progress.trained and progress.step > resumed:
-        start += f" (steps {resumed + 1} to {progress.step} are trained again)"
+    size, hosts = record["world_size"], set(record.get("hosts") or [])
+    where = f" on {len(hosts)} machines" if len(hosts) > 1 else ""
     if progress.world_size and progress.world_size != size:
-        return f"resized from {progress.world_size} to {size} workers{where}, {start}"
-    return f"{'back with' if progress.world_size else 'started'} {size} workers{where}, {start}"
+        return f"resized from {progress.world_size} to {size} workers{where}"
+    return f"{'back with' if progress.world_size else 'started'} {size} workers{where}"
+
+
+def _group_ready(record: Record, progress: Progress) -> str:
+    resumed = record["resumed_step"]
+    start = f"training goes on after step {resumed}" if resumed else "training starts at step 1"
+    if progress.trained and progress.step > resumed:
+        start += f"; steps {resumed + 1} to {progress.step} are trained again"
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in (record.get("seconds") or {}).items())
+    return start + (f" ({parts})" if parts else "")
 
 
 class Console:

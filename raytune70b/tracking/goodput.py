@@ -2,11 +2,11 @@
 
 | label            | meaning                                                                                           |
 |------------------|---------------------------------------------------------------------------------------------------|
-| setup            | the first start until training begins, and the closing of a launch                                |
+| setup            | the first start until the first step begins, and the closing of a launch                          |
 | train            | optimizer steps that count, and what the loop needs between them                                  |
 | checkpoint stall | training stands still for a save                                                                  |
 | evaluation       | validation                                                                                        |
-| recovery         | noticing a fault or a resize, starting workers again, loading the checkpoint                      |
+| recovery         | noticing a fault or a resize, starting workers again, loading the checkpoint and the data         |
 | lost work        | steps that were taken back: trained after the checkpoint from which the run went on               |
 | wait for nodes   | the run wants more machines than there are                                                        |
 | not running      | between two launches: nobody had started the job                                                  |
@@ -95,8 +95,8 @@ def _with_fate(records: list[Record]) -> list[Record]:
         if record["kind"] in ("step", "validation", "checkpoint") and record["step"] > horizon:
             record = {**record, "lost": True}
         fated.append(record)
-        if record["kind"] == "group_start":
-            horizon = min(horizon, record.get("resumed_step", 0))
+        if record["kind"] == "group_ready":
+            horizon = min(horizon, record["resumed_step"])
     return fated[::-1]
 
 
@@ -157,9 +157,9 @@ class _Walk:
         self.close(time, self.starting() if self.between == "train" else "")
         self.world_size, self.between, self.due = record["world_size"], self.starting(), 0.0
 
-    def _group_ready(self, record: Record, time: float) -> None:
-        self.close(time)
-        self.between = "train"
+    def _failure(self, record: Record, time: float) -> None:
+        self.close(time, self.starting() if self.between == "train" else "")
+        self.between, self.due = self.starting(), 0.0
 
     def _group_end(self, record: Record, time: float) -> None:
         self.close(time, "setup" if record.get("reason") in CLEAN_ENDS else self.starting())

@@ -2,8 +2,8 @@
 
 It is the only source of what the run's sinks show (MLflow, metrics, report, goodput), so each of them can be made again from
 it. A record has `kind`, `time` (unix seconds), `launch` (start of the driver, 1, 2, ...) and, from the workers, `attempt`
-(start of a worker group within the launch). Kinds: run_start, run_end, group_start, group_ready, group_end, wait, step,
-validation, checkpoint, checkpoint_failed, worker, warning.
+(start of a worker group within the launch). Kinds: run_start, run_end, group_start, group_ready (with the step at which the
+group goes on), group_end, failure, wait, step, validation, checkpoint, checkpoint_failed, worker, cost, warning.
 
 On a local or shared folder a record is one appended line, a few microseconds; an object store cannot append, so a thread
 uploads the whole file when it has changed, at most every `UPLOAD_EVERY_S` and at the end. A full disk or a refusing store
@@ -67,8 +67,8 @@ def lineage(records: Iterable[Record], kind: str) -> list[Record]:
     """
     kept: dict[int, Record] = {}
     for record in records:
-        if record["kind"] == "group_start":
-            resumed = record.get("resumed_step", 0)
+        if record["kind"] == "group_ready":
+            resumed = record["resumed_step"]
             kept = {step: r for step, r in kept.items() if step <= resumed}
         elif record["kind"] == kind:
             kept[record["step"]] = record

@@ -152,7 +152,7 @@ def events_table(records: list[Record], most: int = 200) -> str:
 
 def faults(records: list[Record]) -> list[tuple[float, str]]:
     """(unix seconds, what) of each worker group that ended before its time, and of each launch that was killed."""
-    found = [(r["time"], lines_for(r, Progress(0))[0].split(": ", 1)[-1][:60]) for r in records if r["kind"] == "group_end" and lines_for(r, Progress(0))]
+    found = [(r["time"], lines_for(r, Progress(0))[0].split(": ", 1)[-1][:60]) for r in records if r["kind"] in ("group_end", "failure") and lines_for(r, Progress(0))]
     running, last = False, 0.0
     for record in records:
         if record["kind"] == "run_start":

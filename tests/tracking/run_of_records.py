@@ -37,8 +37,8 @@ class Story:
     def group(self, world_size: int, resumed_step: int, schedule_s: float = 2.0, load_s: float = 3.0) -> Story:
         self.attempt += 1
         self.world_size = world_size
-        self.wait(schedule_s).add("group_start", attempt=self.attempt, world_size=world_size, resumed_step=resumed_step, hosts=["a"] * world_size)
-        self.wait(load_s).add("group_ready", attempt=self.attempt, seconds={"model": load_s})
+        self.wait(schedule_s).add("group_start", attempt=self.attempt, world_size=world_size, hosts=["a"] * world_size)
+        self.wait(load_s).add("group_ready", attempt=self.attempt, world_size=world_size, resumed_step=resumed_step, seconds={"model": load_s})
         return self
 
     def steps(self, first: int, last: int, seconds: float = 1.0, **fields: Any) -> Story:

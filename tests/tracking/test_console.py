@@ -19,18 +19,23 @@ def told(story, **options):
 
 def test_a_log_tells_faults_and_resizes_in_plain_words():
     story = Story().start().group(4, 0).steps(1, 7).group_end("Traceback\n  ...\nValueError: bad luck").group(2, 5).steps(6, 8)
+    story.add("failure", rank=1, host="h", step=8, error="ValueError: bad luck", traceback="")
     story.add("wait", reason="4 workers wanted, 2 there")
     story.group(4, 8).steps(9, 9).group_end("preemption of node n7").group(4, 9).checkpoint(9).validation(9)
     story.add("checkpoint_failed", step=10, reason="disk full")
     lines = told(story).splitlines()
     for text in (
-        "started 4 workers, starting at step 1",
+        "started 4 workers",
+        "training starts at step 1 (model 3.0 s)",
         "the workers stopped after step 7: ValueError: bad luck",
-        "resized from 4 to 2 workers, continuing after step 5 (steps 6 to 7 are trained again)",
+        "resized from 4 to 2 workers",
+        "training goes on after step 5; steps 6 to 7 are trained again (model 3.0 s)",
+        "worker 1 on h failed after step 8: ValueError: bad luck",
         "waiting for machines: 4 workers wanted, 2 there",
-        "resized from 2 to 4 workers, continuing after step 8",
+        "resized from 2 to 4 workers",
         "the workers stopped after step 9: preemption of node n7",
-        "back with 4 workers, continuing after step 9",
+        "back with 4 workers",
+        "training goes on after step 9 (model 3.0 s)",
         "checkpoint of step 9: 1MB in 1.0 s, training stood still for 0.25 s",
         "checkpoint of step 10 failed, training goes on: disk full",
     ):

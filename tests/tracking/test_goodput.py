@@ -75,6 +75,8 @@ def stories(draw):
                     story.wait(-rng.uniform(0, 2))  # another machine's clock
             if rng.random() < 0.7:
                 story.wait(rng.uniform(0, 4)).group_end(rng.choice(["killed", "resize", "finished"]))
+            elif rng.random() < 0.5:
+                story.wait(rng.uniform(0, 4)).add("failure", rank=0, host="h", step=step, error="E", traceback="")
             if rng.random() < 0.3:
                 story.add("wait", reason="nodes")
         if rng.random() < 0.6:

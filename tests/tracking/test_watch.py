@@ -93,11 +93,13 @@ def test_the_next_launch_goes_on_in_the_same_journal(tmp_path, capsys):
     w.close("stopped")
     w, run = watch(tmp_path, launch=2)
     w.record({"kind": "run_start", "total_steps": 100})
-    w.record({"kind": "group_start", "attempt": 1, "world_size": 2, "resumed_step": 5, "hosts": ["a", "a"]})
+    w.record({"kind": "group_start", "attempt": 1, "world_size": 2, "hosts": ["a", "a"]})
+    w.record({"kind": "group_ready", "attempt": 1, "world_size": 2, "resumed_step": 5})
     w.record({"kind": "step", "attempt": 1, **step_fields(6)})
     w.close("finished")
     assert [r["step"] for r in lineage(read_journal(run), "step")] == [1, 2, 3, 4, 5, 6]
-    assert "back with 2 workers, continuing after step 5" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "back with 2 workers\ntraining goes on after step 5\n" in out
 
 
 def test_mfu_is_the_plans_formula():
