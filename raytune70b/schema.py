@@ -186,6 +186,8 @@ class Checkpoint:
     """Checkpoints of lowest validation loss to keep beside them."""
     keep_every: int = limited(0, low=0)
     """Also keep every checkpoint whose step is a multiple of this; 0 keeps none for that reason."""
+    at_end: bool = True
+    """Save the state in which a run ends or stops; without it, a run that is stopped continues from the newest earlier checkpoint."""
     asynchronous: bool = True
     """Train on while a checkpoint is written; training stops only for the copy to host memory."""
     retries: int = limited(8, low=0)
@@ -307,6 +309,56 @@ class Claims:
 
 
 @dataclass
+class Sweep:
+    """What `jobs/sweep.py` tries. Factors multiply the run's own settings; an empty list leaves that setting alone."""
+
+    name: str = "sweep"
+    """The sweep's folder under `run.path`; the same name again runs only what is missing."""
+    data_fraction: float = limited(0.25, above=0, high=1.0)
+    """Share of the full run's tokens that one trial trains on; its row groups are drawn by `run.seed` and are the same for all trials."""
+    low: Optional[float] = limited(None, above=0)
+    """Lowest learning rate tried at first; empty: a 16th of `train.learning_rate`."""
+    high: Optional[float] = limited(None, above=0)
+    """Highest learning rate tried at first; empty: 16 times `train.learning_rate`."""
+    points: int = limited(5, low=3)
+    """Learning rates tried at first, evenly spaced in their logarithm, both ends among them."""
+    extensions: int = limited(3, low=0)
+    """Rates added beyond an end, one after the other, while the best one lies there."""
+    repeats: int = limited(2, low=1)
+    """Further seeds of the best rate: they measure the noise that differences must exceed."""
+    batch_factors: list[float] = several(0.5, 2.0)
+    """Global batch sizes tried at the best rate, at the same number of tokens; the rate follows by `sweep.batch_exponent`."""
+    warmup_factors: list[float] = several(0.5, 2.0)
+    """Lengths of the warm-up tried at the best rate and batch."""
+    rank_factors: list[float] = several(0.5, 2.0)
+    """LoRA ranks tried at the best rate, alpha / rank held; only where `model.method` has adapters."""
+    patience: float = limited(2.0, low=1.0)
+    """A trial is stopped when its loss is this many times as far above the leader's final loss as the leader's was at that point of the schedule."""
+    batch_exponent: float = limited(0.5, low=0.0, high=1.0)
+    """The best rate grows with this power of the global batch (Adam: Malladi et al. 2022, arXiv 2205.10287)."""
+    horizon_exponent: float = limited(0.32, low=0.0, high=1.0)
+    """The best rate falls with this power of the tokens of a run (Bjorck et al. 2025, arXiv 2409.19913); 0 takes it over as it is."""
+    workers: Optional[int] = limited(None, low=1)
+    """Workers of a trial; empty: the least of `cluster.workers`. Losses do not depend on it, see `train.global_batch_size`."""
+    max_concurrent: Optional[int] = limited(None, low=1)
+    """Most trials at a time; empty: as many as the cluster has room for."""
+    hours: Optional[float] = limited(None, above=0)
+    """Hours that the sweep may take, all launches together."""
+    usd: Optional[float] = limited(None, above=0)
+    """Money that the trials may cost at `budget.price_per_gpu_hour`."""
+    share: Optional[float] = limited(None, above=0)
+    """Tokens that the trials may train on, as a share of the full run's."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            yield "sweep.low", f"is {self.low}, which is not below sweep.high ({self.high})"
+        for name in ("batch_factors", "warmup_factors", "rank_factors"):
+            wrong = [factor for factor in getattr(self, name) if factor < 0 or (factor == 0 and name != "warmup_factors")]
+            if wrong:
+                yield f"sweep.{name}", f"holds {wrong[0]}; factors are positive"
+
+
+@dataclass
 class Config:
     run: Run = field(default_factory=Run)
     data: Data = field(default_factory=Data)
@@ -319,6 +371,7 @@ class Config:
     budget: Budget = field(default_factory=Budget)
     hardware: Hardware = field(default_factory=Hardware)
     claims: Claims = field(default_factory=Claims)
+    sweep: Sweep = field(default_factory=Sweep)
 
     def problems(self) -> Iterator[Problem]:
         """Contradictions between fields; the limits of single fields are checked by `config.check`."""
@@ -346,3 +399,6 @@ class Config:
             yield "budget.fit_schedule", "is true, but neither budget.hours nor budget.usd is set"
         if self.model.method == "full" and self.model.precision == "fp32" and self.train.optimizer != "adamw":
             yield "train.optimizer", f"is {self.train.optimizer}, but model.precision is fp32; use adamw, or bf16_mixed or bf16"
+        if self.sweep.usd is not None and self.budget.price_per_gpu_hour is None:
+            yield "sweep.usd", f"is {self.sweep.usd}, but budget.price_per_gpu_hour is empty; set the price"
+        yield from self.sweep.problems()

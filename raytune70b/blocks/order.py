@@ -48,10 +48,17 @@ class Order:
     window: int
     """Row groups in a window."""
     global_batch_size: int
+    only: tuple[int, ...] | None = None
+    """Numbers of the row groups to train on (`subset`); None: all."""
+
+    @property
+    def chosen(self) -> Ids:
+        """The numbers of the row groups that are trained on, ascending."""
+        return np.arange(len(self.row_groups), dtype=np.int64) if self.only is None else np.array(self.only, dtype=np.int64)
 
     @property
     def blocks(self) -> int:
-        return sum(self.row_groups)
+        return sum(self.row_groups[g] for g in self.chosen)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,7 +71,7 @@ class Order:
 
     def windows(self, epoch: int) -> list[Ids]:
         """The row groups of each window of an epoch."""
-        groups = shuffled(np.arange(len(self.row_groups), dtype=np.int64), self.seed, epoch)
+        groups = shuffled(self.chosen, self.seed, epoch)
         return [groups[n : n + self.window] for n in range(0, len(groups), self.window)]
 
     def window_ids(self, epoch: int, groups: Ids) -> Ids:
@@ -121,3 +128,11 @@ def share(ids: Ids, rank: int, world_size: int, micro_batch_size: int, rounds: i
         part = ids[start : start + micro_batch_size]
         own[turn * micro_batch_size : turn * micro_batch_size + len(part)] = part
     return own
+
+
+def subset(row_groups: tuple[int, ...], fraction: float, seed: int) -> tuple[int, ...]:
+    """Numbers of whole row groups, drawn by `seed`, that together hold at least this fraction of the blocks, as few as that takes."""
+    drawn = shuffled(np.arange(len(row_groups), dtype=np.int64), seed, 2)
+    held = np.cumsum([row_groups[g] for g in drawn])
+    enough = int(np.searchsorted(held, fraction * held[-1] - 1e-9)) + 1
+    return tuple(sorted(int(g) for g in drawn[:enough]))
