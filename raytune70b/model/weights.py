@@ -151,7 +151,7 @@ def _initialise_adapter(name: str, weight: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class _Source:
+class StoredTensor:
     key: str
     """Name in the file."""
     file: Path
@@ -166,14 +166,14 @@ class _Reader:
         self.file: Path | None = None
         self.handle: Any = None
 
-    def rows(self, source: _Source, start: int | None = None, stop: int | None = None) -> Tensor:
+    def rows(self, source: StoredTensor, start: int | None = None, stop: int | None = None) -> Tensor:
         if source.file != self.file:
             self.handle = None
             self.file, self.handle = source.file, safe_open(source.file, framework="pt")
         view = self.handle.get_slice(source.key)
         return view[start:stop] if view.get_shape() else self.handle.get_tensor(source.key)
 
-    def shape(self, source: _Source) -> list[int]:
+    def shape(self, source: StoredTensor) -> list[int]:
         self.rows(source, 0, 0)
         return self.handle.get_slice(source.key).get_shape()
 
@@ -184,8 +184,8 @@ def load_weights(model: Any, folder: Path, seed: int) -> None:
 
     Raises UserError for tensors that are missing, unexpected or of another shape.
     """
-    targets = _targets(model)
-    groups, converters = _sources(model, folder, targets)
+    targets = slots_by_name(model)
+    groups, converters = stored_tensors(model, folder, targets)
     reader, filled = _Reader(), set()
     for target, sources in groups:
         if sources[0].pattern is None:
@@ -204,7 +204,7 @@ def load_weights(model: Any, folder: Path, seed: int) -> None:
     initialise(model, seed, only_adapters=True)
 
 
-def _targets(model: Any) -> dict[str, list[Slot]]:
+def slots_by_name(model: Any) -> dict[str, list[Slot]]:
     """Checkpoint name -> the parameters and persistent buffers that take it (two where peft keeps a copy); ties once."""
     found: dict[str, list[Slot]] = defaultdict(list)
     done: set[int] = set()
@@ -236,20 +236,20 @@ def _keys(folder: Path) -> Iterator[tuple[str, Path]]:
             raise UserError(f"model.path: {file} is damaged: {error}") from error
 
 
-def _sources(model: Any, folder: Path, targets: dict[str, list[Slot]]) -> tuple[list[tuple[str, list[_Source]]], dict[str, WeightConverter]]:
+def stored_tensors(model: Any, folder: Path, targets: dict[str, list[Slot]]) -> tuple[list[tuple[str, list[StoredTensor]]], dict[str, WeightConverter]]:
     """Where each target is stored, in file order, and the converters by their source patterns. Raises UserError for strangers."""
     transforms = get_model_conversion_mapping(model)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     wanted: dict[str, Any] = dict.fromkeys(targets, True)
-    groups: dict[str, list[_Source]] = defaultdict(list)
+    groups: dict[str, list[StoredTensor]] = defaultdict(list)
     strangers = []
     for key, file in _keys(folder):
         target, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, wanted)
         if pattern is None and target not in targets:
             strangers += [] if _may_ignore(model, target) else [key]
             continue
-        groups[target].append(_Source(key, file, pattern))
+        groups[target].append(StoredTensor(key, file, pattern))
     if strangers:
         raise UserError(f"model.path: {folder} holds {len(strangers)} tensors that its config.json has no place for, the first is {strangers[0]}")
     order = sorted(groups.items(), key=lambda item: (item[1][0].file, item[0]))
@@ -263,7 +263,7 @@ def _may_ignore(model: Any, name: str) -> bool:
 
 
 def _convert(
-    model: Any, reader: _Reader, target: str, sources: list[_Source], converter: WeightConverter, targets: dict[str, list[Slot]]
+    model: Any, reader: _Reader, target: str, sources: list[StoredTensor], converter: WeightConverter, targets: dict[str, list[Slot]]
 ) -> set[str]:
     """Fills what a converter makes of several stored tensors, and returns the names; experts of other workers are not read."""
     sources = sorted(sources, key=lambda s: dot_natural_key(s.key))
