@@ -25,6 +25,7 @@ from raytune70b.model.load import build_model
 from raytune70b.model.shard import make_mesh, reshard
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
+from raytune70b.tracking.metrics import WorkerMetrics
 from raytune70b.training.checkpoint import Cursor
 from raytune70b.training.guards import Guard
 from raytune70b.training.mailbox import Link
@@ -86,27 +87,31 @@ class Worker:
         self.cursor = Cursor(seed=job.config.run.seed, data=job.data_digest, fingerprint=job.fingerprint)
         self.pending: list[Entry] = []
         self.ledger_head: str | None = None
+        self.fed_once = False
 
     def train(self) -> None:
         self.set_up()
         if self.cursor.step == 0 and self.config.validation.at_start:
             self.validate()
-        stopped = None
+        stopped, begin = None, time.perf_counter()
         for step, ids, micro_batches in self.stream():
+            fed = time.perf_counter()
             word = self.agree(micro_batches)
+            waits = {"data": fed - begin, "agree": time.perf_counter() - fed}
             if word.save_ended:
                 self.settle(self.saver.take())
-            if word.save or word.stop or word.preempted:
+            if word.save or word.preempted or (word.stop and self.config.checkpoint.at_end):
                 self.save()
             if word.stop:
                 stopped = self.link.command() or "stop"
                 break
-            self.step(step, ids, micro_batches, word.trained_tokens)
+            self.step(step, ids, micro_batches, word.trained_tokens, waits)
             if self.guard.exhausted:
                 raise UserError(f"{self.guard.bad_in_a_row} bad steps in a row (train.max_bad_steps); the newest checkpoint is from before them")
             every = self.config.validation.every
             if every and self.cursor.step % every == 0 and self.cursor.step < self.job.feed.total_steps:
                 self.validate()
+            begin = time.perf_counter()
         self.finish(stopped)
 
     def set_up(self) -> None:
@@ -120,6 +125,7 @@ class Worker:
         dist.all_gather_object(hosts, self.link.host, group=self.control)
         if self.rank == 0:
             self.link.send("group_start", world_size=self.world, hosts=hosts)
+        self.metrics = WorkerMetrics(self.config.run.name, self.rank, self.link.host, self.device, lambda record: self.link.send(**record))
         mesh = make_mesh(self.world, self.config.model.replicate, self.device.type)
         self.model = build_model(self.config, self.job.vocab_size, mesh, self.device)
         self.optimizer = build_optimizer(self.model, self.config)
@@ -158,7 +164,8 @@ class Worker:
     def preempted(self) -> bool:
         return False
 
-    def step(self, step: int, ids: Ids, micro_batches: list[dict[str, np.ndarray]], trained_tokens: int) -> None:
+    def step(self, step: int, ids: Ids, micro_batches: list[dict[str, np.ndarray]], trained_tokens: int, waits: dict[str, float]) -> None:
+        """One step. `waits`: seconds that went into the step before its arithmetic."""
         train, begin = self.config.train, time.perf_counter()
         rate = learning_rate(train, step, self.job.feed.total_steps)
         result = train_step(
@@ -170,8 +177,14 @@ class Worker:
             self.cursor, step=step + 1, trained_tokens=self.cursor.trained_tokens + trained_tokens, tokens=self.cursor.tokens + tokens,
             world_size=self.world, recent_losses=self.guard.recent, bad_in_a_row=self.guard.bad_in_a_row, validation_loss=None,
         )  # fmt: skip
+        if self.fed_once:
+            result.seconds_by.update(waits)
+        else:
+            self.fed_once = True  # the first step's wait for data is the start of the stream, not the pace of the run
+        seconds = time.perf_counter() - begin + sum(result.seconds_by.get(part, 0.0) for part in waits)
+        self.metrics.step(self.cursor.step, seconds, result.seconds_by)
         if self.rank == 0:
-            self.record(result, ids, trained_tokens, tokens, rate, time.perf_counter() - begin)
+            self.record(result, ids, trained_tokens, tokens, rate, seconds)
 
     def record(self, result: StepResult, ids: Ids, trained_tokens: int, tokens: int, rate: float, seconds: float) -> None:
         """Rank 0's notes of a step: the ledger entry, and the record for the driver."""
@@ -233,7 +246,7 @@ class Worker:
         """The last validation and the last checkpoint; the run's end is told only when that is published."""
         if stopped is None and self.cursor.validation_loss is None:
             self.validate()
-        if not self.saved():
+        if self.config.checkpoint.at_end and not self.saved():
             self.save()
         self.saver.wait()
         outcome = self.saver.take() if self.saver.ended else None
@@ -241,6 +254,7 @@ class Worker:
             self.settle(outcome)
         if outcome is not None and outcome.error is not None:
             raise RuntimeError(f"the last checkpoint could not be written: {outcome.error}")
+        self.metrics.close()
         if self.rank == 0:
             self.link.send("result", status="stopped" if stopped else "finished", reason=stopped or "", exit_code=75 if stopped else 0)
 
