@@ -48,6 +48,7 @@ def prepare_run(config: Config) -> Prepared:
     feed = Feed(Reader(data, manifest, "train"), order, micro_batch_size(config), total_steps(config, order))
     fingerprint = {key: get(config, key) for key in continuity_keys()}
     fingerprint["data"] = manifest.digest
+    fingerprint["base"] = base_fingerprint(Folder(config.model.path)) if config.model.path else None
     return Prepared(config, run, data, manifest, feed, fingerprint, check_resume(config, run, fingerprint))
 
 
