@@ -2,7 +2,8 @@
 
 usage: python jobs/finetune.py [FILE.yaml ...] [key=value ...]
 
-exit codes: 0 finished; 1 failed; 2 wrong input or configuration; 75 stopped with a checkpoint, run the same command again.
+exit codes: 0 finished; 1 failed; 2 wrong input or configuration; 3 stopped by the budget with a checkpoint;
+75 stopped with a checkpoint, run the same command again.
 """
 
 from __future__ import annotations

@@ -88,6 +88,10 @@ class Watch:
         except Exception:
             self._failed("journal")
 
+    def add_sink(self, sink: Sink) -> None:
+        """Feeds a further sink with the records from now on."""
+        self._sinks = [*self._sinks, sink]
+
     def warn(self, text: str) -> None:
         """Records a warning, which the console prints."""
         self.record({"kind": "warning", "text": text})

@@ -7,11 +7,48 @@ limit is passed by no more than a step and a save, when they take longer than th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from raytune70b.config import UserError
 from raytune70b.schema import Budget
-from raytune70b.tracking.cost import Spent, spent
+from raytune70b.tracking.cost import Meter, Spent, spent
 from raytune70b.tracking.journal import Record
+
+LOOKAHEAD_STEPS = 3
+"""Steps between the decision in the driver and the step at whose top the workers obey."""
+
+
+def check_left(budget: Budget, records: list[Record]) -> None:
+    """Raises UserError when earlier launches have used the budget up: another start could only stop again."""
+    over = must_stop(budget, spent(records), 0.0, 0.0)
+    if over is not None:
+        key = over.partition(":")[0]
+        raise UserError(f"{key}: earlier launches of this run have used it up; raise {key}, or start another run.name")
+
+
+class Stopper:
+    """A sink of the watch that asks for the end of the run, once, when the budget wants it."""
+
+    def __init__(self, budget: Budget, history: list[Record], request_stop: Callable[[str], None]):
+        self._request_stop, self._asked = request_stop, False
+        self._meter = Meter()
+        self._clock = Clock(budget, self._meter.spent(), 1)
+        for record in history:
+            self._take(record)
+
+    def put(self, record: Record) -> None:
+        self._take(record)
+        if record["kind"] == "step" and not self._asked:
+            self._clock.spent = self._meter.spent()
+            reason = self._clock.stop(record["time"], LOOKAHEAD_STEPS * record["seconds"])
+            if reason is not None:
+                self._asked = True
+                self._request_stop(reason)
+
+    def _take(self, record: Record) -> None:
+        self._meter.take(record)
+        self._clock.learn(record)
 
 
 @dataclass
@@ -33,17 +70,15 @@ class Clock:
         """The clock of a worker group that starts at `now`, with what the journal knows of saves and validations."""
         clock = cls(budget, spent(records, now), world_size)
         for record in records:
-            if record["kind"] == "checkpoint":
-                clock.saved(record["seconds"])
-            elif record["kind"] == "validation":
-                clock.validated(record["seconds"])
+            clock.learn(record)
         return clock
 
-    def saved(self, seconds: float) -> None:
-        self.save_seconds = max(self.save_seconds, seconds)
-
-    def validated(self, seconds: float) -> None:
-        self.validation_seconds = max(self.validation_seconds, seconds)
+    def learn(self, record: Record) -> None:
+        """Measures the closing: the longest save and the longest validation so far."""
+        if record["kind"] == "checkpoint":
+            self.save_seconds = max(self.save_seconds, record["seconds"])
+        elif record["kind"] == "validation":
+            self.validation_seconds = max(self.validation_seconds, record["seconds"])
 
     def stop(self, now: float, step_seconds: float) -> str | None:
         """Why the run must stop before another step of `step_seconds`; None: it may go on. now: unix seconds."""

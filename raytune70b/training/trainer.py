@@ -29,13 +29,14 @@ from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.tracking.journal import next_launch, read_journal
 from raytune70b.tracking.watch import Watch
+from raytune70b.training.budget import Stopper, check_left
 from raytune70b.training.checkpoint import newest
 from raytune70b.training.mailbox import Mailbox
 from raytune70b.training.prepared import Prepared, write_resolved
 from raytune70b.training.worker import Job, train_on_worker
 
-FINISHED, FAILED, BAD_INPUT, RESUME_ME = 0, 1, 2, 75
-"""Exit codes. 75 is EX_TEMPFAIL of sysexits.h: stopped with a checkpoint, the same command continues."""
+FINISHED, FAILED, BAD_INPUT, OUT_OF_BUDGET, RESUME_ME = 0, 1, 2, 3, 75
+"""Exit codes. 75 is EX_TEMPFAIL of sysexits.h: stopped with a checkpoint, the same command continues; 3: likewise, once the budget is raised."""
 
 
 class ExactSplit(DataConfig):
@@ -163,20 +164,24 @@ def fit(prepared: Prepared, watch: Watch, post: Post, launch: int) -> Ending:
     post.close()
     if post.result is None:
         return Ending("failed", reason, FAILED)
-    return Ending(post.result["status"], post.result["reason"], post.result["exit_code"])
+    spent = "stop: budget." in post.result["reason"]
+    return Ending(post.result["status"], post.result["reason"], OUT_OF_BUDGET if spent else post.result["exit_code"])
 
 
 def run(prepared: Prepared) -> int:
     """Trains until the run has ended, the budget or a signal stops it, or it fails for good; returns the exit code."""
     config = prepared.config
     write_resolved(prepared)
-    launch = next_launch(read_journal(prepared.run))
+    history = read_journal(prepared.run)
+    check_left(config.budget, history)
+    launch = next_launch(history)
     watch = Watch(config, prepared.run, launch, prepared.feed.total_steps)
     ending = Ending("failed", "", FAILED)
     try:
         watch.record(start_record(prepared))
         cluster.start(config)
         post = open_post(watch)
+        watch.add_sink(Stopper(config.budget, watch.records, post.request_stop))
         signal.signal(signal.SIGTERM, lambda *_: post.request_stop("SIGTERM"))
         ending = fit(prepared, watch, post, launch)
         if ending.status == "failed" and post.failure is not None:
@@ -194,9 +199,11 @@ def run(prepared: Prepared) -> int:
 
 def start_record(prepared: Prepared) -> dict[str, Any]:
     """The journal's run_start: what will be done."""
-    order, feed = prepared.feed.order, prepared.feed
+    order, feed, manifest = prepared.feed.order, prepared.feed, prepared.manifest
+    data = {"digest": manifest.digest, "source": prepared.data.uri, "seq_len": manifest.seq_len, "vocab_size": manifest.vocab_size, "tokenizer": manifest.tokenizer}
+    data |= {f"{split}_{what}": count for split in manifest.splits for what, count in (("blocks", manifest.rows(split)), ("trained_tokens", manifest.trained_tokens(split)))}
     return {
         "kind": "run_start", "config": to_dict(prepared.config), "total_steps": feed.total_steps, "steps_per_epoch": order.steps_per_epoch, "blocks": order.blocks,
-        "tokens_per_step": order.global_batch_size * prepared.manifest.seq_len, "data_digest": prepared.manifest.digest,
+        "tokens_per_step": order.global_batch_size * prepared.manifest.seq_len, "data": data,
         "resumed_step": prepared.resumed.step if prepared.resumed else 0,
     }  # fmt: skip

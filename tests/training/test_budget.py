@@ -18,8 +18,8 @@ def play(clock, now, step_s, save_s, validation_s, save_every, limit=10_000):
         now, steps = now + step_s, steps + 1
         if steps % save_every == 0:
             now, saved = now + save_s + validation_s, steps
-            clock.saved(save_s)
-            clock.validated(validation_s)
+            clock.learn({"kind": "checkpoint", "seconds": save_s})
+            clock.learn({"kind": "validation", "seconds": validation_s})
     return now + (save_s + validation_s if steps > saved else 0), steps, reason
 
 
