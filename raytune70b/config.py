@@ -20,7 +20,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-
 from raytune70b.schema import Config
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -252,14 +251,24 @@ def help_text(usage: str, sections: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-def main_with_clear_errors(usage: str, sections: tuple[str, ...], run: Callable[[Config], int | None], arguments: list[str] | None = None) -> int:
-    """A job's entry: composes the configuration, runs, and turns every UserError into one line and exit code 2."""
+def main_with_clear_errors(
+    usage: str, sections: tuple[str, ...], run: Callable[[Config], int | None], arguments: list[str] | None = None,
+    expand: Callable[[list[str]], list[str]] = list,
+) -> int:  # fmt: skip
+    """A job's entry: composes the configuration, runs, and turns every UserError into one line and exit code 2.
+
+    expand: turns a job's own arguments, such as a run folder, into files and overrides.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):
         print(help_text(usage, sections))
         return 0
     try:
-        return run(compose(arguments)) or 0
+        from raytune70b.cluster import use_token
+
+        config = compose(expand(arguments))
+        use_token()
+        return run(config) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

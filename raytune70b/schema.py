@@ -359,6 +359,26 @@ class Sweep:
 
 
 @dataclass
+class Export:
+    path: Optional[str] = None
+    """Where the model folder goes: a folder or any fsspec URI; empty: `export` in the run folder."""
+    checkpoint: Union[int, str] = "newest"
+    """Which checkpoint: newest, best (lowest validation loss), or a step."""
+    dtype: str = limited("auto", choices=("auto", "fp32", "bf16", "fp16"))
+    """Precision of the exported weights; auto is the base model's own, or that of the trained weights."""
+    merge_onto: str = limited("trained", choices=("trained", "original"))
+    """Adapters are merged onto the base as it rested in training (4-bit with qlora), or onto the base's own weights."""
+    shard_gb: float = limited(5.0, above=0)
+    """Size of one safetensors file in GB."""
+    verify_logits: bool = True
+    """Compare logits and a generation with the live model; holds one model in fp32 in host memory."""
+    overwrite: bool = False
+    """Replace the model that is at `export.path`; until the new one is whole and checked the old one stays."""
+    register: Optional[str] = "auto"
+    """Name in MLflow's model registry; auto is the run's name; empty: not registered. MLflow stores a copy of the export."""
+
+
+@dataclass
 class Config:
     run: Run = field(default_factory=Run)
     data: Data = field(default_factory=Data)
@@ -371,6 +391,7 @@ class Config:
     budget: Budget = field(default_factory=Budget)
     hardware: Hardware = field(default_factory=Hardware)
     claims: Claims = field(default_factory=Claims)
+    export: Export = field(default_factory=Export)
     sweep: Sweep = field(default_factory=Sweep)
 
     def problems(self) -> Iterator[Problem]:
@@ -384,6 +405,9 @@ class Config:
         every = self.checkpoint.every
         if every != "auto" and (isinstance(every, str) or every < 1):
             yield "checkpoint.every", f"is {every!r}; it takes a number of steps from 1, or auto"
+        which = self.export.checkpoint
+        if which not in ("newest", "best") and (isinstance(which, str) or which < 1):
+            yield "export.checkpoint", f"is {which!r}; it takes newest, best, or a step from 1"
         workers = self.cluster.workers
         if len(workers) != 2 or not 1 <= workers[0] <= workers[1]:
             yield "cluster.workers", f"is {workers}; it takes [least, most] with 1 <= least <= most"
