@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 from raytune70b.config import UserError
@@ -11,6 +12,17 @@ from raytune70b.schema import Config
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
 """What workers print reaches the user through the run's own records."""
+
+
+def use_token() -> None:
+    """Makes this process show Ray's token where there is one and RAY_AUTH_MODE does not say otherwise; call it before Ray is imported.
+
+    `ray start` protects a cluster as soon as the machine has a token (the first local cluster makes one), but clients show it
+    only when they are told to, and fail with "token is missing". A cluster without protection ignores it.
+    """
+    has = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ or (Path.home() / ".ray" / "auth_token").is_file()
+    if has:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def start(config: Config) -> None:

@@ -1,0 +1,38 @@
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.running import run_job
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="package")
+def head(tmp_path_factory):
+    """A Ray cluster started as a user starts one, shared by these tests; its dashboard's address."""
+    port, dashboard = free_port(), free_port()
+    command = [os.path.join(os.path.dirname(sys.executable), "ray")]
+    subprocess.run(
+        [*command, "start", "--head", f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--num-cpus=6",
+         "--object-store-memory=300000000", "--disable-usage-stats"], check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"
+    yield f"http://127.0.0.1:{dashboard}"
+    del os.environ["RAY_ADDRESS"]
+    subprocess.run([*command, "stop", "--force"], capture_output=True, timeout=120)
+
+
+@pytest.fixture(scope="package")
+def sample(head, tmp_path_factory):
+    """The token blocks of the sample corpus."""
+    folder = tmp_path_factory.mktemp("sample") / "data"
+    code, output = run_job("prepare", f"data.path={folder}")
+    assert code == 0, output
+    return folder

@@ -1,0 +1,124 @@
+"""The main job as a user runs it, on a real Ray cluster."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import mlflow
+import pytest
+
+from raytune70b.blocks.ledger import verify
+from raytune70b.blocks.manifest import read_manifest
+from raytune70b.blocks.order import Order
+from raytune70b.blocks.stream import row_groups
+from raytune70b.storage import Folder
+from raytune70b.training.checkpoint import newest
+from tests.running import ROOT, TINY, committed, run_job, start_job, wait_for
+
+STEPS = 12
+
+
+def arguments(sample, tmp_path, name, *more):
+    return [f"data.path={sample}", f"run.path={tmp_path}", f"run.name={name}", f"train.steps={STEPS}", "checkpoint.every=5", *TINY, *more]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(sample, tmp_path_factory):
+    """A run of two workers that nothing disturbs: its folder."""
+    path = tmp_path_factory.mktemp("runs")
+    code, output = run_job("finetune", *arguments(sample, path, "two"))
+    assert code == 0, output
+    return path / "two"
+
+
+def proof(sample, run):
+    manifest = read_manifest(Folder(sample))
+    order = Order(row_groups(manifest, "train"), 17, 4, 16)
+    return verify(Folder(run) / "ledger", newest(Folder(run) / "checkpoints").ledger, order)
+
+
+def test_the_ledger_proves_the_run(sample, undisturbed):
+    found = proof(sample, undisturbed)
+    assert (found.faults, found.steps, found.blocks, found.world_sizes) == ([], STEPS, STEPS * 16, {2: STEPS})
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_the_loss_curve_does_not_know_the_number_of_workers(sample, undisturbed, tmp_path, world):
+    code, output = run_job("finetune", *arguments(sample, tmp_path, "other", f"cluster.workers=[{world},{world}]"))
+    assert code == 0, output
+    for ours, theirs in zip(committed(tmp_path / "other"), committed(undisturbed), strict=True):
+        assert ours["block_ids"] == theirs["block_ids"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        assert ours["trained_tokens"] == theirs["trained_tokens"]
+
+
+def test_mlflow_has_one_run_with_each_step_once(undisturbed):
+    client = mlflow.MlflowClient(f"sqlite:///{undisturbed.parent}/mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name("raytune70b").experiment_id])
+    assert len(runs) == 1 and runs[0].info.status == "FINISHED"
+    history = client.get_metric_history(runs[0].info.run_id, "loss")
+    assert sorted(m.step for m in history) == list(range(1, STEPS + 1))
+    ours = {e["step"]: e["loss"] for e in committed(undisturbed)}
+    assert {m.step: m.value for m in history} == pytest.approx(ours)
+    assert runs[0].data.params["train.global_batch_size"] == "16"
+    assert "config.yaml" in {a.path for a in client.list_artifacts(runs[0].info.run_id)}
+
+
+def test_other_settings_are_refused_and_a_finished_run_stays(sample, undisturbed):
+    again = arguments(sample, undisturbed.parent, "two")
+    code, output = run_job("finetune", *again, "train.learning_rate=0.1", "run.seed=5")
+    assert code == 2 and "train.learning_rate: 0.003 -> 0.1" in output and "run.seed: 17 -> 5" in output
+    code, output = run_job("finetune", *again, "run.resume=never")
+    assert code == 2 and "run.resume: is never" in output and f"step {STEPS}" in output
+    before = committed(undisturbed)
+    code, output = run_job("finetune", *again)
+    assert code == 0, output
+    assert committed(undisturbed) == before
+
+
+def test_submitted_as_a_job(head, sample, tmp_path):
+    """`ray job submit --working-dir .`: a small upload, progress in the job's log, run and data set in the dashboard."""
+    ray = os.path.join(os.path.dirname(sys.executable), "ray")
+    job = " ".join(["python", "jobs/finetune.py", *arguments(sample, tmp_path, "submitted")])
+    command = [ray, "job", "submit", f"--address={head}", "--working-dir", ".", "--", *job.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    log = done.stdout + done.stderr
+    assert done.returncode == 0, log
+    assert f"step {STEPS}/{STEPS}" in log and "succeeded" in log
+    assert len(committed(tmp_path / "submitted")) == STEPS
+    size = re.search(r"\(([0-9.]+)MiB\)", log)
+    assert size is None or float(size.group(1)) < 5
+    assert any(r["name"] == "submitted" and r["status"] == "FINISHED" for r in dashboard(head, "/api/train/v2/runs/v1")["train_runs"])
+    assert any("train" in d["dataset"] for d in dashboard(head, "/api/data/datasets/all")["datasets"])
+
+
+def dashboard(head, path):
+    from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+
+    request = urllib.request.Request(head + path, headers=get_auth_headers_if_auth_enabled({}))
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+def test_sigkill_of_everything_and_the_same_command(sample, undisturbed, tmp_path):
+    """Driver and workers die at once; the same command continues, and no later step differs."""
+    command = arguments(sample, tmp_path, "killed")
+    process = start_job("finetune", *command)
+    wait_for(lambda: newest(Folder(tmp_path / "killed" / "checkpoints")) is not None)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    reached = newest(Folder(tmp_path / "killed" / "checkpoints")).step
+    code, output = run_job("finetune", *command)
+    assert code == 0, output
+    if reached < STEPS:
+        assert f"resume at step {reached + 1}" in output
+    found = proof(sample, tmp_path / "killed")
+    assert (found.faults, found.steps) == ([], STEPS)
+    for ours, theirs in zip(committed(tmp_path / "killed"), committed(undisturbed), strict=True):
+        assert ours["block_ids"] == theirs["block_ids"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
