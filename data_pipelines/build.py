@@ -1,5 +1,8 @@
 """Raw documents to a data set of token blocks: `prepare` runs the stages and writes the manifest.
 
+    extract -> candidates -> fetch -> verify -> (tokenizer) -> encode -> publish
+    a shard    duplicates over all shards                      a shard   a file
+
 Promises: the same inputs give the same bytes and the same manifest digest on any number of CPUs; a killed run goes on
 where it stopped; an unchanged data set is recognised in seconds and not made again; any change of input, setting, tokenizer,
 template or code makes another one. Wrong, missing or empty input is one UserError before Ray starts. The manifest is
@@ -10,21 +13,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from data_pipelines import stages
+from data_pipelines import card, lineage, stages
+from data_pipelines.duplicates import Duplicates, find_duplicates
+from data_pipelines.extract import Extract, Rules, evaluation_hashes, extract
+from data_pipelines.progress import Progress
+from data_pipelines.redact import KINDS
+from data_pipelines.rows import NAMES
 from data_pipelines.sample_corpus import write_sample
 from data_pipelines.sources import InputError, Scan, Shard, find_files, plan_shards, scan_files
 from data_pipelines.tokens import TokenizerError, load_tokenizer, save_tokenizer, train_tokenizer
 from data_pipelines.work import Result, Unit, code_version, connect, digest_of, run_stage
 from raytune70b.blocks.manifest import MANIFEST, SPLITS, BlockFile, DataError, Manifest, read_manifest
-from raytune70b.config import UserError
+from raytune70b.config import ConfigError, UserError
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 
@@ -32,6 +40,9 @@ SCANS = "inputs.json"
 """In the data folder: checksums of input files by size and date, so that unchanged ones are not read again."""
 TRAIN_CHARACTERS = 50_000_000
 """Of the kept documents, so much is read to train a tokenizer."""
+PARTITION_BYTES = 500_000_000
+"""Of the inputs, so much is searched for duplicates at once: about 70 MB of hashes."""
+NOT_IN_KEY = ("path", "inputs", "tokenizer", "evaluation", "max_quarantined", "shuffle_window", "keep_work")
 
 
 class QuarantineError(UserError):
@@ -42,35 +53,50 @@ def prepare(config: Config) -> Manifest:
     """Makes the data set of `config.data` in `data.path`, or recognises the one that is there. Raises UserError."""
     started = time.monotonic()
     target = Folder(config.data.path)
-    shards = plan(config)
+    check(config)
+    shards = plan(config, config.data.inputs)
+    evaluation = plan(config, config.data.evaluation) if config.data.evaluation else []
     tokenizer = None if config.data.tokenizer == "train" else load_tokenizer(config.data.tokenizer)
     _check_vocabulary(config, tokenizer)
-    key = _key(config, shards, tokenizer)
+    key = _key(config, shards, evaluation, tokenizer)
     existing = _existing(target, key)
     if existing is not None:
         _say(config, f"{target.uri}: unchanged, {existing.rows('train'):,} + {existing.rows('validation'):,} blocks")
         return existing
     connect(config)
     target.delete(MANIFEST)
-    manifest = _Build(config, target, key).run(shards, tokenizer)
+    build = _Build(config, target, key)
+    manifest = build.run(shards, evaluation, tokenizer)
+    seconds = time.monotonic() - started
+    card.write(target, config, manifest, build.figures, {**build.progress.seconds, "in all": seconds})
     target.write(MANIFEST, manifest.to_json().encode())
-    target.delete("work")
-    _say(config, _table(manifest, time.monotonic() - started))
+    if not config.data.keep_work:
+        target.delete("work")
+    _say(config, lineage.printed(manifest.lineage, seconds) + f"\n{target.uri}: {manifest.digest}")
     return manifest
 
 
-def plan(config: Config) -> list[Shard]:
+def check(config: Config) -> None:
+    """Raises ConfigError for names that no rule or reader knows."""
+    for kind in config.data.redact:
+        if kind not in KINDS:
+            raise ConfigError(f"data.redact: {kind!r} is no kind of personal data; it takes {', '.join(KINDS)}")
+    for name in config.data.columns:
+        if name not in NAMES:
+            raise ConfigError(f"data.columns: {name!r} is none of ours; it maps {', '.join(NAMES)} to your columns' names")
+
+
+def plan(config: Config, inputs: list[str]) -> list[Shard]:
     """The shards of the inputs; `sample` among them is made on the spot. Raises InputError."""
     target = Folder(config.data.path)
-    inputs = [_sample(target) if name == "sample" else name for name in config.data.inputs]
-    files, others = find_files(inputs)
+    files, others = find_files([_sample(target) if name == "sample" else name for name in inputs])
     if others:
         _say(config, "left out, of no known kind: " + ", ".join(f"{n} {suffix}" for suffix, n in sorted(others.items())))
     shard_bytes = int(config.data.shard_mb * 1_000_000)
     known = _known_scans(target)
     scans = scan_files(files, shard_bytes, known)
-    if scans != known:
-        target.write(SCANS, json.dumps({k: asdict(s) for k, s in scans.items()}).encode())
+    if not scans.items() <= known.items():
+        target.write(SCANS, json.dumps({k: asdict(s) for k, s in {**known, **scans}.items()}).encode())
     return plan_shards(files, scans, shard_bytes, config.data.columns)
 
 
@@ -100,11 +126,11 @@ def _check_vocabulary(config: Config, tokenizer: Any) -> None:
         raise TokenizerError(f"data.tokenizer: has {size} ids, the model of model.path has {rows}; use the model's own tokenizer")
 
 
-def _key(config: Config, shards: list[Shard], tokenizer: Any) -> str:
+def _key(config: Config, shards: list[Shard], evaluation: list[Shard], tokenizer: Any) -> str:
     """Names everything that the data set depends on."""
     own = None if tokenizer is None else [tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template, tokenizer.special_tokens_map]
-    settings = {k: v for k, v in asdict(config.data).items() if k not in ("path", "inputs", "tokenizer", "max_quarantined", "shuffle_window")}
-    return digest_of(code_version(), settings, own, [s.content for s in shards])
+    settings = {k: v for k, v in asdict(config.data).items() if k not in NOT_IN_KEY}
+    return digest_of(code_version(), settings, own, [s.content for s in shards], [s.content for s in evaluation])
 
 
 def _existing(target: Folder, key: str) -> Manifest | None:
@@ -123,31 +149,48 @@ class _Build:
     def __init__(self, config: Config, target: Folder, key: str):
         self.config, self.target, self.key = config, target, key
         self.work = target / "work"
+        self.progress = Progress(config.run.quiet)
+        self.figures: card.Figures
 
-    def run(self, shards: list[Shard], tokenizer: Any) -> Manifest:
+    def run(self, shards: list[Shard], evaluation: list[Shard], tokenizer: Any) -> Manifest:
         data = self.config.data
-        extracts = [Unit(digest_of("extract", code_version(), s.content, data.columns), stages.Extract(s, data.columns)) for s in shards]
-        extracted = run_stage("extract", self.work, stages.extract, extracts)
+        rules = self.rules(shards, evaluation)
+        extracts = [self.extract_unit(shard, rules) for shard in shards]
+        extracted = run_stage("extract", self.work, extract, extracts, self.progress)
         self.check_quarantine(extracts, extracted)
-        splits, decided = self.decide(extracts)
+        duplicates = find_duplicates(self.work, extracts, rules.partitions, data.near_duplicates, self.progress)
         if tokenizer is None:
-            tokenizer = train_tokenizer(self.training_texts(extracts, splits), data.vocab_size)
+            tokenizer = train_tokenizer(self.training_texts(extracts, duplicates), data.vocab_size)
         fingerprint, template = save_tokenizer(tokenizer, self.target / "tokenizer")
-        encodes = [self.encode_unit(u, s, fingerprint) for u, s in zip(extracts, splits, strict=True)]
-        encoded = run_stage("encode", self.work, stages.encode, encodes)
+        encodes = [self.encode_unit(u, r, duplicates, fingerprint) for u, r in zip(extracts, extracted, strict=True)]
+        encoded = run_stage("encode", self.work, stages.encode, encodes, self.progress)
         files = self.publish(encodes, encoded)
         if not files["train"]:
-            raise InputError(f"data.inputs: {', '.join(data.inputs)}: no document is left to train on")
-        lineage = {"key": self.key, **_lineage(extracted, encoded, decided), "blocks": {s: sum(f.rows for f in files[s]) for s in SPLITS}}
+            raise InputError(f"data.inputs: {', '.join(data.inputs)}: no document is left to train on; {_reasons(extracted, encoded)}")
+        counts = lineage.accounts(extracted, duplicates, encoded, data.seq_len)
+        self.figures = card.Figures.of(extracted, encoded, duplicates)
+        self.write_duplicates(duplicates)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        return Manifest(data.seq_len, len(tokenizer), pad, fingerprint, template, files, lineage)
+        return Manifest(data.seq_len, len(tokenizer), pad, fingerprint, template, files, {"key": self.key, **counts})
+
+    def rules(self, shards: list[Shard], evaluation: list[Shard]) -> Rules:
+        data, name = self.config.data, ""
+        if evaluation:
+            hashes = evaluation_hashes(evaluation, data.columns)
+            name = f"evaluation-{digest_of([s.content for s in evaluation], data.columns)}.bin"
+            self.work.write(name, hashes.tobytes())
+        size = sum(p.stop - p.start if p.file.format == "jsonl" else p.file.bytes for s in shards for p in s.pieces)
+        partitions = 1 + size // PARTITION_BYTES
+        return Rules(data.columns, tuple(data.languages), data.min_words, tuple(data.redact), data.near_duplicates > 0, partitions, name)
+
+    def extract_unit(self, shard: Shard, rules: Rules) -> Unit:
+        weight = sum(p.stop - p.start if p.file.format == "jsonl" else p.file.bytes for p in shard.pieces)
+        return Unit(digest_of("extract", code_version(), shard.index, shard.content, asdict(rules)), Extract(shard, rules, self.work), weight)
 
     def check_quarantine(self, units: list[Unit], results: list[Result]) -> None:
         """Writes the quarantine; stops when more than `data.max_quarantined` of the rows are in it."""
         self.target.delete("quarantine")
-        bad = sum(sum(r["quarantined"].values()) for r in results)
-        rows = bad + sum(r["counts"].get("documents", 0) for r in results)
-        example = ""
+        bad, rows, example = sum(lineage.total(results, "quarantined").values()), lineage.total(results, "counts").get("read", 0), ""
         for number, (unit, result) in enumerate(zip(units, results, strict=True)):
             if result["quarantined"]:
                 content = (self.work / "extract").read(f"{unit.key}.bad.jsonl")
@@ -162,89 +205,70 @@ class _Build:
                 f"the first is {example}; all are in {self.target.uri}/quarantine"
             )
 
-    def decide(self, extracts: list[Unit]) -> tuple[list[np.ndarray], Counter[str]]:
-        """For every document the index of its split, -1 where it is a duplicate."""
-        limit = int(self.config.data.validation_fraction * 2**32)
-        seen: set[bytes] = set()
-        counts: Counter[str] = Counter()
-        splits = []
-        for unit in extracts:
-            hashes = [h for batch in stages.documents(self.work / "extract", unit.key, ["hash"]) for h in batch["hash"]]
-            split = np.array([int.from_bytes(h[:4], "little") < limit for h in hashes], np.int8)
-            for n, h in enumerate(hashes):
-                if h in seen:
-                    split[n] = -1
-                    counts["exact duplicate"] += 1
-                seen.add(h)
-            splits.append(split)
-        return splits, counts
-
-    def training_texts(self, extracts: list[Unit], splits: list[np.ndarray]) -> Iterator[str]:
+    def training_texts(self, extracts: list[Unit], duplicates: Duplicates) -> Iterator[str]:
+        """The first documents of the training split, as the tokenizer will see them."""
         left = TRAIN_CHARACTERS
-        for unit, split in zip(extracts, splits, strict=True):
-            first = 0
-            for batch in stages.documents(self.work / "extract", unit.key, ["text", "chat"]):
-                for n, (text, chat) in enumerate(zip(batch["text"], batch["chat"], strict=True), first):
-                    if split[n] == 0:
+        for unit in extracts:
+            dropped = _dropped(duplicates, unit)
+            for batch in stages.kept_documents(self.work / "extract", unit.key, dropped, self.config.data.validation_fraction):
+                for text, chat, split in batch:
+                    if split == "train":
                         yield from [content for _, content in json.loads(text)] if chat else [text]
                         left -= len(text)
-                first += len(batch["text"])
                 if left <= 0:
                     return
 
-    def encode_unit(self, unit: Unit, split: np.ndarray, fingerprint: str) -> Unit:
-        key = digest_of("encode", unit.key, split.tobytes().hex(), fingerprint, self.config.data.seq_len)
-        return Unit(key, stages.Encode(self.work / "extract", unit.key, split, self.target / "tokenizer", fingerprint, self.config.data.seq_len))
+    def encode_unit(self, unit: Unit, result: Result, duplicates: Duplicates, fingerprint: str) -> Unit:
+        data, dropped = self.config.data, _dropped(duplicates, unit)
+        key = digest_of("encode", unit.key, dropped.tobytes().hex(), fingerprint, data.seq_len, data.validation_fraction)
+        payload = stages.Encode(self.work / "extract", unit.key, dropped, data.validation_fraction, self.target / "tokenizer", fingerprint, data.seq_len)
+        return Unit(key, payload, max(1, result["counts"].get("characters", 0)))
 
     def publish(self, units: list[Unit], results: list[Result]) -> dict[str, tuple[BlockFile, ...]]:
-        """The data set's files: encoded shards in order, joined up to a good size."""
+        """The data set's files: encoded shards in order, `data.file_blocks` blocks a file."""
         work: list[tuple[str, Unit]] = []
         for split in SPLITS:
-            self.target.delete(split)
-            first, rows = 0, 0
-            group: list[str] = []
-            shards = [(u.key, r["rows"][split]) for u, r in zip(units, results, strict=True) if r["rows"][split]]
-            for n, (key, count) in enumerate(shards):
-                group, rows = [*group, key], rows + count
-                if rows >= self.config.data.file_blocks or n == len(shards) - 1:
-                    name = f"{split}/{sum(s == split for s, _ in work):05d}.parquet"
-                    payload = stages.Publish(self.work / "encode", tuple(group), split, first, self.target, name, self.config.data.row_group_blocks)
-                    work.append((split, Unit(digest_of("publish", group, first, name, payload.row_group_blocks), payload)))
-                    first, group, rows = first + rows, [], 0
-        self.work.delete("publish")
-        written = run_stage("publish", self.work, stages.publish, [u for _, u in work])
+            shards = [(u.key, r["rows"][split]) for u, r in zip(units, results, strict=True)]
+            first = 0
+            for number, slices in enumerate(stages.file_slices(shards, self.config.data.file_blocks)):
+                name = f"{split}/{number:05d}.parquet"
+                payload = stages.Publish(self.work / "encode", slices, split, first, self.target, name, self.config.data.row_group_blocks)
+                blocks = sum(s.stop - s.start for s in slices)
+                work.append((split, Unit(digest_of([asdict(s) for s in slices], name), payload, blocks)))
+                first += blocks
+        stage = f"publish-{self.key[:12]}"
+        self.drop_stale({u.payload.name for _, u in work}, stage)
+        written = run_stage(stage, self.work, stages.publish, [u for _, u in work], self.progress)
         files: dict[str, tuple[BlockFile, ...]] = {split: () for split in SPLITS}
         for (split, _), w in zip(work, written, strict=True):
             files[split] += (BlockFile(w["name"], tuple(w["row_groups"]), w["trained_tokens"], w["bytes"], w["xxh3"]),)
         return files
 
+    def drop_stale(self, names: set[str], stage: str) -> None:
+        """Removes files of an earlier data set, and the marks that say they were written."""
+        for split in SPLITS:
+            for name in (self.target / split).names():
+                if f"{split}/{name}" not in names:
+                    self.target.delete(f"{split}/{name}")
+        for name in self.work.names():
+            if name.startswith("publish-") and name != stage:
+                self.work.delete(name)
 
-def _lineage(extracted: list[Result], encoded: list[Result], decided: Counter[str]) -> dict[str, Any]:
-    """What became of every row and token; the counts add up."""
-    def total(results: list[Result], field: str) -> dict[str, int]:
-        return dict(sorted(sum((Counter(r[field]) for r in results), Counter()).items()))
+    def write_duplicates(self, duplicates: Duplicates) -> None:
+        import pyarrow as pa
 
-    counts, tokens = total(extracted, "counts"), total(encoded, "counts")
-    quarantined = total(extracted, "quarantined")
-    return {
-        "documents": {
-            "read": counts.get("documents", 0) + sum(quarantined.values()),
-            "quarantined": quarantined,
-            "duplicates": dict(decided),
-            "dropped": total(encoded, "dropped"),
-            "kept": {split: tokens.get(f"documents_{split}", 0) for split in SPLITS},
-        },
-        "tokens": {"in": tokens.get("tokens", 0), "trained": tokens.get("trained_tokens", 0)},
-    }
+        sink = pa.BufferOutputStream()
+        pq.write_table(duplicates.report, sink)
+        self.target.write("duplicates.parquet", sink.getvalue())
 
 
-def _table(manifest: Manifest, seconds: float) -> str:
-    documents, lines = manifest.lineage["documents"], []
-    lines.append(f"documents read {documents['read']:,}")
-    for what in ("quarantined", "duplicates", "dropped", "kept"):
-        lines += [f"  {what:<12}{name:<50}{count:>10,}" for name, count in documents[what].items()]
-    lines += [f"  blocks      {split:<50}{manifest.rows(split):>10,}" for split in SPLITS]
-    return "\n".join([*lines, f"{manifest.lineage['tokens']['in']:,} tokens in {seconds:.1f} s"])
+def _dropped(duplicates: Duplicates, unit: Unit) -> np.ndarray:
+    return duplicates.dropped.get(unit.payload.shard.index, np.zeros(0, np.int64))
+
+
+def _reasons(extracted: list[Result], encoded: list[Result]) -> str:
+    reasons = {**lineage.total(extracted, "quarantined"), **lineage.total(extracted, "dropped"), **lineage.total(encoded, "dropped")}
+    return ", ".join(f"{reason}: {n}" for reason, n in reasons.items()) or "all went to validation; raise the number of documents"
 
 
 def _say(config: Config, text: str) -> None:

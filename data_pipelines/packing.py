@@ -39,6 +39,7 @@ def document_pieces(ids: np.ndarray, seq_len: int, breaks: np.ndarray) -> list[P
         stop = min(start + seq_len, len(ids))
         if stop < len(ids):
             stop = _cut(breaks, start + seq_len // 2, stop)
+            stop -= len(ids) - stop == 1  # a last token alone would be predicted by nothing
         pieces.append(Piece(ids[start:stop], (1, stop - start) if stop - start > 1 else ()))
         start = stop
     return pieces

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 Turn = tuple[str, str]
 """(role, content)"""
@@ -52,8 +52,9 @@ class Prompts:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         messages = [{"role": role, "content": content} for role, content in turns]
+        values: dict[str, Any] = dict(self.special_tokens)
         try:
-            rendered, _ = render_jinja_template([messages], chat_template=self.template, add_generation_prompt=generation, **dict(self.special_tokens))
+            rendered, _ = cast(Any, render_jinja_template)([messages], chat_template=self.template, add_generation_prompt=generation, **values)
         except TemplateError as error:
             raise PromptError(f"the chat template refuses it: {error}") from error
         return rendered[0]

@@ -91,9 +91,10 @@ PROVINCE = _words("ab", "bc", "mb", "nb", "nl", "ns", "nt", "nu", "on", "pe", "q
 MONEY_AFTER = re.compile(rb" ?(?:[$%]|\xe2\x82\xac|\xc2\xa3|dollars|euros|CAD|USD|EUR|,\d\d)")
 MONEY_BEFORE = re.compile(rb"(?:[$]|\xe2\x82\xac|\xc2\xa3|CAD|USD|EUR) ?$")
 LOOK_BACK = 48
+NO_DIGITS = bytes(c for c in range(256) if not 48 <= c <= 57)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Span:
     """Personal data in UTF-8 bytes [start, end)."""
 
@@ -102,7 +103,7 @@ class Span:
     kind: str
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Find:
     """A shape with its surroundings."""
 
@@ -173,7 +174,10 @@ def _ip4(find: _Find) -> Iterator[Span]:
 def _digits(find: _Find) -> Iterator[Span]:
     """Card, SIN, phone, IP, passport and account numbers: the first kind that a part of the digits is."""
     taken = [False] * (find.end - find.start)
-    for kind, pattern, is_one in NUMBERS:
+    digits = len(_only_digits(find.value))
+    for kind, least, pattern, is_one in NUMBERS:
+        if digits < least:
+            continue
         for match in pattern.finditer(find.data, max(0, find.start - 1), min(len(find.data), find.end + 2)):
             start, end = match.span()
             if start < find.start or end > find.end or any(taken[start - find.start : end - find.start]):
@@ -184,7 +188,7 @@ def _digits(find: _Find) -> Iterator[Span]:
 
 
 def _only_digits(value: bytes) -> bytes:
-    return bytes(c for c in value if 48 <= c <= 57)
+    return value.translate(None, NO_DIGITS)
 
 
 def _is_card(find: _Find, start: int, end: int) -> bool:
@@ -227,10 +231,11 @@ def _is_account(find: _Find, start: int, end: int) -> bool:
     return find.after(SPEAKS_ACCOUNT, start) and not find.is_money(start, end)
 
 
-NUMBERS: tuple[tuple[str, re.Pattern[bytes], Callable[[_Find, int, int], bool]], ...] = (
-    ("card", CARD, _is_card), ("sin", SIN, _is_sin), ("account", ACCOUNT, _is_account), ("phone", PHONE, _is_phone),
-    ("phone", BARE_PHONE, _is_bare_phone), ("ip", FOUR_PARTS, _is_ip), ("passport", NINE_DIGITS, _is_passport),
+NUMBERS: tuple[tuple[str, int, re.Pattern[bytes], Callable[[_Find, int, int], bool]], ...] = (
+    ("card", 13, CARD, _is_card), ("sin", 9, SIN, _is_sin), ("account", 7, ACCOUNT, _is_account), ("phone", 8, PHONE, _is_phone),
+    ("phone", 10, BARE_PHONE, _is_bare_phone), ("ip", 4, FOUR_PARTS, _is_ip), ("passport", 9, NINE_DIGITS, _is_passport),
 )  # fmt: skip
+"""Kind, least digits, shape and judge of numbers, in the order in which they are tried."""
 JUDGES: dict[str, Callable[[_Find], Iterator[Span]]] = {
     "email": _email, "iban": _iban, "postal": _postal, "passport": _passport, "ip6": _ip6, "ip4": _ip4, "digits": _digits, "name": _name,
 }  # fmt: skip

@@ -12,6 +12,8 @@ from typing import Any
 from data_pipelines.prompts import triple
 
 Messages = tuple[tuple[str, str], ...]
+NAMES = ("text", "instruction", "input", "output", "question", "answer", "messages")
+"""Columns that mean something; `data.columns` maps them to other names."""
 ROLES = ("system", "user", "assistant", "tool")
 
 

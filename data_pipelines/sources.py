@@ -1,9 +1,9 @@
-"""Finds the raw documents and reads them: JSON lines, Parquet and text, by file, folder, glob or URI.
+"""Finds the raw documents and reads them: JSON lines, Parquet, text, HTML, PDF and Word, by file, folder, glob or URI.
 
 Promises: every row that is read is either a `Row` or a `Bad` one with its file, line and reason - never an exception,
 never a silence. Lines end at `\\n` only, so U+2028 and its kind stay inside a row. A file is cut into shards of about
 `shard_bytes` that can be read apart from each other: JSON lines by byte ranges (a shard owns the lines that start in its
-range), Parquet by row groups; small text files share a shard. Shards come in the order of their names, whatever order the
+range), Parquet by row groups; files that are one document each share a shard. Shards come in the order of their names, whatever order the
 disk lists them in. Reading holds one line, or one batch of 256 rows, at a time.
 """
 
@@ -24,14 +24,14 @@ import pyarrow.parquet as pq
 import xxhash
 import zstandard
 
-from data_pipelines.rows import RowError, interpret
+from data_pipelines.formats import READERS, FormatError, document_text
+from data_pipelines.rows import NAMES, RowError, interpret
 from raytune70b.config import UserError
 from raytune70b.storage import CHUNK, Folder
 
-FORMATS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".jsonl.zst": "jsonl.zst", ".parquet": "parquet", ".txt": "txt"}
+FORMATS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".jsonl.zst": "jsonl.zst", ".parquet": "parquet", ".txt": "txt",
+           ".html": "html", ".htm": "html", ".pdf": "pdf", ".docx": "docx"}  # fmt: skip
 SPLITTABLE = "jsonl"
-WHOLE = {"txt"}
-"""Formats where a file is one document."""
 BATCH_ROWS = 256
 RAW_BYTES = 2000
 """Of a bad row, so much is kept in the quarantine."""
@@ -200,7 +200,7 @@ def plan_shards(files: list[InputFile], scans: dict[str, Scan], shard_bytes: int
     small: list[Piece] = []
     for file in files:
         pieces = list(_pieces(file, scans[scan_key(file, shard_bytes)], shard_bytes, columns))
-        if file.format in WHOLE:
+        if file.format in READERS:
             small += pieces
             if sum(p.file.bytes for p in small) >= shard_bytes or len(small) >= 1000:
                 groups, small = [*groups, small], []
@@ -241,7 +241,7 @@ def _row_group_pieces(file: InputFile, scan: Scan, shard_bytes: int, columns: di
 
 
 def _wanted(names: list[str], columns: dict[str, str]) -> list[str]:
-    known = {columns.get(k, k) for k in ("text", "instruction", "input", "output", "question", "answer", "messages")}
+    known = {columns.get(k, k) for k in NAMES}
     return [n for n in names if n in known]
 
 
@@ -255,7 +255,8 @@ def read_shard(shard: Shard, columns: dict[str, str]) -> Iterator[Row | Bad]:
         else:
             values = _whole_file(piece)
         for item in values:
-            yield item if isinstance(item, Bad) else _interpreted(piece.file.label, *item, columns)
+            mapping = {} if piece.file.format in READERS else columns
+            yield item if isinstance(item, Bad) else _interpreted(piece.file.label, *item, mapping)
 
 
 def _interpreted(source: str, line: int, value: Any, raw: bytes, columns: dict[str, str]) -> Row | Bad:
@@ -337,18 +338,6 @@ def _whole_file(piece: Piece) -> Iterator[Parsed | Bad]:
     with piece.file.open() as source:
         content = source.read()
     try:
-        yield 1, {"text": decode_text(content)}, content
-    except ValueError as error:
+        yield 1, {"text": document_text(piece.file.format, content)}, content
+    except FormatError as error:
         yield Bad(piece.file.label, 1, str(error), content)
-
-
-def decode_text(content: bytes) -> str:
-    """A text file's characters: UTF-8, UTF-16 with its mark, else Windows-1252, which older French archives are in."""
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return content.decode("utf-16")
-    if b"\0" in content:
-        raise ValueError("binary data, not text")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return content.decode("cp1252")

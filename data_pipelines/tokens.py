@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", chat_template=DEFAULT_TEMPLATE)
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """An encoded conversation: its tokens, or the reason why there are none, or not all."""
+
+    piece: Piece | None
+    tokens: int
+    """Tokens before anything was dropped."""
+    reason: str = ""
+
+
 class Encoder:
     """A tokenizer made ready for pipelines: batches in, pieces of at most `seq_len` tokens out."""
 
@@ -142,15 +153,12 @@ class Encoder:
             breaks[1:][(breaks[1:] > 0) & (breaks[:-1] > 0)] = 2
         return breaks
 
-    def conversations(self, conversations: Sequence[Sequence[Turn]]) -> list[Piece | str]:
-        """Each conversation's tokens, or the reason why it has none.
-
-        One that is longer than a block keeps the turns up to the last answer that fits.
-        """
+    def conversations(self, conversations: Sequence[Sequence[Turn]]) -> list[Conversation]:
+        """Each conversation's tokens; one that is longer than a block keeps the turns up to the last answer that fits."""
         self.backend.encode_special_tokens = False
-        rendered: list[tuple[str, list[tuple[int, int]]] | str] = [self._rendered(turns) for turns in conversations]
+        rendered = [self._rendered(turns) for turns in conversations]
         encoded = iter(self.backend.encode_batch([r[0] for r in rendered if not isinstance(r, str)], add_special_tokens=False))
-        return [r if isinstance(r, str) else self._conversation(next(encoded), r[1]) for r in rendered]
+        return [Conversation(None, 0, r) if isinstance(r, str) else self._conversation(next(encoded), r[1]) for r in rendered]
 
     def _rendered(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int]]] | str:
         if any(s in content for _, content in turns for s in self.special_texts):
@@ -160,7 +168,7 @@ class Encoder:
         except PromptError as error:
             return str(error)
 
-    def _conversation(self, encoding: Any, answers: list[tuple[int, int]]) -> Piece | str:
+    def _conversation(self, encoding: Any, answers: list[tuple[int, int]]) -> Conversation:
         ids = np.array(encoding.ids, np.int32)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         spans: list[int] = []
@@ -168,13 +176,14 @@ class Encoder:
             first = int(np.searchsorted(offsets[:, 1], start, "right"))
             ending = np.flatnonzero(self.special[ids] & (offsets[:, 0] >= end))
             if not len(ending):
-                return "the chat template writes no end token behind an answer"
+                return Conversation(None, len(ids), "no end token behind an answer")
             spans += [first, int(ending[0]) + 1]
         ids, spans = self._with_one_bos(ids, spans)
-        kept = [s for s in zip(spans[::2], spans[1::2], strict=True) if s[1] <= self.seq_len]
-        if not kept:
-            return "first answer ends behind the block"
-        return Piece(ids[: max(len(ids), 0) if len(ids) <= self.seq_len else kept[-1][1]], tuple(i for s in kept for i in s))
+        whole = [s for s in zip(spans[::2], spans[1::2], strict=True) if s[1] <= self.seq_len]
+        if not whole:
+            return Conversation(None, len(ids), "the first answer does not fit in a block")
+        kept = len(ids) if len(ids) <= self.seq_len else whole[-1][1]
+        return Conversation(Piece(ids[:kept], tuple(i for s in whole for i in s)), len(ids), "" if kept == len(ids) else "turns behind the block")
 
     def _with_one_bos(self, ids: np.ndarray, spans: list[int]) -> tuple[np.ndarray, list[int]]:
         if self.bos is None:

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -21,6 +21,7 @@ from typing import Any
 
 import xxhash
 
+from data_pipelines.progress import Progress
 from raytune70b import cluster
 from raytune70b.config import UserError
 from raytune70b.schema import Config
@@ -69,30 +70,32 @@ def connect(config: Config) -> None:
     context.print_on_execution_start = False
 
 
-def run_stage(name: str, work: Folder, function: Function, units: Sequence[Unit], watch: Callable[[Result, Unit], None] | None = None) -> list[Result]:
+def run_stage(name: str, work: Folder, function: Function, units: Sequence[Unit], progress: Progress) -> list[Result]:
     """The results of all units, in their order; those that are on disk already are not run again. Raises UserError."""
-    import ray
-
     out = work / name
     results = _finished(out, {u.key for u in units})
     pending = [u for u in units if u.key not in results]
-    if watch is not None:
-        for unit in units:
-            if unit.key in results:
-                watch(results[unit.key], unit)
-    if pending:
-        rows = [{"unit": n} for n in range(len(pending))]
-        shared = ray.put(list(pending))
-        data = ray.data.from_items(rows, override_num_blocks=len(rows)).map(_run_unit, fn_args=(function, shared, out))  # type: ignore[arg-type]
-        for row in data.iter_rows():
-            unit = pending[row["unit"]]
-            result = json.loads(row["result"])
-            if "user_error" in result:
-                raise UserError(result["user_error"])
-            results[unit.key] = result
-            if watch is not None:
-                watch(result, unit)
+    progress.begin(name, [u.weight for u in units if u.key in results] + [u.weight for u in pending], len(units) - len(pending))
+    for number, text in _run(function, pending, out):
+        result = json.loads(text)
+        if "user_error" in result:
+            raise UserError(result["user_error"])
+        results[pending[number].key] = result
+        progress.step(pending[number].weight, result)
+    progress.end()
     return [results[u.key] for u in units]
+
+
+def _run(function: Function, units: list[Unit], out: Folder) -> Iterator[tuple[int, str]]:
+    """(number, result as JSON) of every unit, as they end."""
+    if not units:
+        return
+    import ray
+
+    shared = ray.put(units)
+    data = ray.data.from_items([{"unit": n} for n in range(len(units))], override_num_blocks=len(units))
+    for row in data.map(_run_unit, fn_args=(function, shared, out)).iter_rows():  # type: ignore[arg-type]
+        yield row["unit"], row["result"]
 
 
 def _finished(out: Folder, keys: set[str]) -> dict[str, Result]:

@@ -1,0 +1,146 @@
+"""Finds exact and near duplicates: pure functions of arrays, put together by `stages` and `build`.
+
+A text is the set of its runs of five words. MinHash (rensa, 128 permutations) and 16 bands of 8 propose pairs - a pair
+of Jaccard 0.85 is missed with probability 0.006 - and the sets themselves decide: no estimate removes a document. Of a
+set larger than `SET_SIZE` only the smallest hashes are compared, which keeps a pair's error below 0.02.
+
+Memory: a document weighs 272 bytes on disk while pairs are proposed, and partitions by hash bound what one worker holds;
+texts' sets are loaded for proposed pairs only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+import xxhash
+
+PERMUTATIONS, BANDS = 128, 16
+SHINGLE_WORDS = 5
+SET_SIZE = 2048
+SMALL_BUCKET = 8
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+Pairs = np.ndarray
+"""int64 [n, 2]: two document numbers, the smaller first."""
+
+
+class _Words(dict):
+    """Word -> 64-bit hash, the same in every process; kept, since words come again."""
+
+    def __missing__(self, word: bytes) -> int:
+        if len(self) > 500_000:
+            self.clear()
+        value = self[word] = xxhash.xxh3_64_intdigest(word)
+        return value
+
+
+_words = _Words()
+_UNWORD = bytes(c if c >= 128 or chr(c).isalnum() else 32 for c in range(256))
+
+
+def word_hashes(text: str) -> np.ndarray:
+    """uint64 hashes of the words, lower case, without ASCII punctuation."""
+    words = text.lower().encode().translate(_UNWORD).split()
+    return np.fromiter(map(_words.__getitem__, words), np.uint64, len(words))
+
+
+def runs(hashes: np.ndarray, length: int) -> np.ndarray:
+    """uint64 hashes of all runs of `length` words; of a shorter text, one hash of it all."""
+    length = min(length, len(hashes))
+    count = len(hashes) - length + 1
+    if not len(hashes):
+        return hashes
+    with np.errstate(over="ignore"):
+        mixed = hashes[:count].copy()
+        for n in range(1, length):
+            mixed = (mixed ^ (mixed >> np.uint64(29))) * GOLDEN + hashes[n : n + count]
+        return mixed ^ (mixed >> np.uint64(32))
+
+
+def bands(sets: list[np.ndarray], salts: np.ndarray) -> np.ndarray:
+    """uint64 [documents, BANDS]: equal numbers in a column propose a pair. `salts` keeps languages apart."""
+    import rensa
+
+    if not sets:
+        return np.zeros((0, BANDS), np.uint64)
+    offsets = np.cumsum([0, *map(len, sets)]).astype(np.uint64)
+    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(np.concatenate(sets), offsets, PERMUTATIONS, 42)
+    digests = np.array(matrix.to_rows(), np.uint64).reshape(len(sets), BANDS, PERMUTATIONS // BANDS)
+    with np.errstate(over="ignore"):
+        mixed = salts[:, None] + np.arange(BANDS, dtype=np.uint64)[None, :]
+        for n in range(PERMUTATIONS // BANDS):
+            mixed = (mixed ^ (mixed >> np.uint64(29))) * GOLDEN + digests[:, :, n]
+        return mixed ^ (mixed >> np.uint64(32))
+
+
+def salt(language: str) -> int:
+    return xxhash.xxh3_64_intdigest(language.encode())
+
+
+def exact_duplicates(high: np.ndarray, low: np.ndarray, documents: np.ndarray) -> Pairs:
+    """(duplicate, kept) for documents of equal 128-bit hash; the smallest number is kept."""
+    order = np.lexsort((documents, low, high))
+    high, low, documents = high[order], low[order], documents[order]
+    first = np.r_[True, (high[1:] != high[:-1]) | (low[1:] != low[:-1])][: len(order)]
+    kept = documents[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))] if len(order) else documents
+    return np.stack([documents[~first], kept[~first]], 1)
+
+
+def candidate_pairs(hashes: np.ndarray, documents: np.ndarray) -> Pairs:
+    """Pairs that share a band: all in a small bucket; in a large one each with the first and with the next."""
+    order = np.lexsort((documents, hashes))
+    hashes, documents = hashes[order], documents[order]
+    edges = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1], True]) if len(hashes) else np.zeros(0, np.int64)
+    found: list[np.ndarray] = []
+    for start, stop in pairwise(edges.tolist()):
+        if stop - start > 1:
+            members = documents[start:stop]
+            if len(members) <= SMALL_BUCKET:
+                a, b = np.triu_indices(len(members), 1)
+                found.append(np.stack([members[a], members[b]], 1))
+            else:
+                found.append(np.stack([np.full(len(members) - 1, members[0]), members[1:]], 1))
+                found.append(np.stack([members[1:-1], members[2:]], 1))
+    return unique_pairs(found)
+
+
+def unique_pairs(found: Iterable[Pairs]) -> Pairs:
+    parts = [p for p in found if len(p)]
+    if not parts:
+        return np.zeros((0, 2), np.int64)
+    pairs = np.concatenate(parts)
+    return np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
+
+
+def comparable(shingles: np.ndarray) -> np.ndarray:
+    """The set of a text: sorted, at most the `SET_SIZE` smallest."""
+    return np.unique(shingles)[:SET_SIZE]
+
+
+def jaccard(a: np.ndarray, b: np.ndarray) -> float:
+    """Jaccard of two sets as `comparable` makes them: exact where both are whole, else over the smallest of their union."""
+    if not len(a) or not len(b):
+        return float(len(a) == len(b))
+    if max(len(a), len(b)) == SET_SIZE:
+        limit = np.union1d(a, b)[:SET_SIZE][-1]
+        a, b = a[a <= limit], b[b <= limit]
+    shared = len(np.intersect1d(a, b, assume_unique=True))
+    return shared / (len(a) + len(b) - shared)
+
+
+def components(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    """(documents, root of each): what the pairs connect; the root is the smallest number of its component."""
+    documents, index = np.unique(pairs, return_inverse=True)
+    index = index.reshape(-1, 2)
+    root = np.arange(len(documents))
+    while True:  # the smaller root spreads along every edge, and paths are halved, until nothing moves
+        low = np.minimum(root[index[:, 0]], root[index[:, 1]])
+        new = root.copy()
+        np.minimum.at(new, index[:, 0], low)
+        np.minimum.at(new, index[:, 1], low)
+        np.minimum.at(new, root, new.copy())
+        new = new[new]
+        if np.array_equal(new, root):
+            return documents, documents[root]
+        root = new

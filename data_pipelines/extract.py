@@ -1,0 +1,197 @@
+"""The first stage: a shard of the inputs to clean, redacted documents and what the search for duplicates needs of them.
+
+A unit reads its shard and writes `KEY.parquet` (the documents), `KEY.exact.arrow` and `KEY.bands.arrow` (hashes, by
+partition) and, where there are any, `KEY.bad.jsonl` (the quarantine). It holds 256 documents, and 272 bytes of hashes for
+every document of the shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from data_pipelines import dedup
+from data_pipelines.clean import fault, language, normalise, structured
+from data_pipelines.files import ParquetSink, batches, write_partitions
+from data_pipelines.redact import Redaction, find
+from data_pipelines.sources import Bad, Row, Shard, read_shard
+from raytune70b.storage import Folder
+
+DOCUMENTS = pa.schema([
+    ("text", pa.string()), ("chat", pa.bool_()), ("hash", pa.binary(16)), ("language", pa.string()), ("source", pa.string()), ("line", pa.int64()),
+])  # fmt: skip
+EXACT = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("document", pa.int64())])
+BANDS = pa.schema([("band", pa.uint64()), ("document", pa.int64())])
+BATCH = 256
+SHARD_BITS = 32
+"""A document's number is its shard's index, shifted by so much, plus its row in the shard."""
+CONTAMINATION_WORDS = 13
+SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The settings that shape the documents."""
+
+    columns: dict[str, str]
+    languages: tuple[str, ...]
+    min_words: int
+    redact: tuple[str, ...]
+    near: bool
+    partitions: int
+    evaluation: str = ""
+    """Name of the file of evaluation hashes in the work folder; empty where there is none."""
+
+
+@dataclass(frozen=True)
+class Extract:
+    shard: Shard
+    rules: Rules
+    work: Folder
+
+
+@dataclass
+class _Kept:
+    """A document that passed every rule."""
+
+    row: Row
+    text: str
+    language: str
+    words: np.ndarray
+
+
+@dataclass
+class _Tally:
+    counts: Counter[str] = field(default_factory=Counter)
+    quarantined: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    redactions: Counter[str] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
+    lengths: Counter[str] = field(default_factory=Counter)
+    samples: list[tuple[str, str]] = field(default_factory=list)
+
+    def result(self) -> dict[str, Any]:
+        return {k: dict(sorted(v.items())) if isinstance(v, Counter) else v for k, v in vars(self).items()}
+
+
+@lru_cache(maxsize=1)
+def _evaluation_hashes(work: str, name: str) -> np.ndarray:
+    return np.frombuffer(Folder(work).read(name), np.uint64) if name else np.zeros(0, np.uint64)
+
+
+def extract(payload: Extract, out: Folder, key: str) -> dict[str, Any]:
+    """Runs one unit; the result counts every row: read = quarantined + dropped + documents."""
+    tally, bad, rules = _Tally(), [], payload.rules
+
+    def good() -> Iterator[Row]:
+        for item in read_shard(payload.shard, rules.columns):
+            tally.counts["read"] += item.rows if isinstance(item, Bad) else 1
+            if isinstance(item, Bad):
+                tally.quarantined[item.reason.split(":")[0]] += item.rows
+                bad.append(item.to_json())
+            else:
+                yield item
+
+    contaminated = _evaluation_hashes(payload.work.uri, rules.evaluation)
+    first, digests, band_rows = payload.shard.index << SHARD_BITS, [], []
+    with ParquetSink(out, f"{key}.parquet", DOCUMENTS) as sink:
+        for rows in batches(good(), BATCH):
+            kept = [k for k in (_judged(row, rules, contaminated, tally) for row in rows) if k is not None]
+            hashes = [xxhash.xxh3_128_digest(k.text.encode()) for k in kept]
+            sink.write([[k.text for k in kept], [bool(k.row.messages) for k in kept], hashes, [k.language for k in kept],
+                        [k.row.source for k in kept], [k.row.line for k in kept]])  # fmt: skip
+            digests += hashes
+            if rules.near:
+                sets = [np.unique(dedup.runs(k.words, dedup.SHINGLE_WORDS)) for k in kept]
+                band_rows.append(dedup.bands(sets, np.array([dedup.salt(k.language) for k in kept], np.uint64)))
+    _write_hashes(out, key, first, digests, band_rows, rules.partitions)
+    if bad:
+        out.write(f"{key}.bad.jsonl", ("\n".join(bad) + "\n").encode())
+    return tally.result()
+
+
+def _judged(row: Row, rules: Rules, contaminated: np.ndarray, tally: _Tally) -> _Kept | None:
+    """The row cleaned and redacted, or None where a rule drops it; all is counted."""
+    contents = [normalise(content) for _, content in row.messages] if row.messages else [normalise(row.text)]
+    if not row.messages:
+        contents[0], removed = structured(contents[0])
+        tally.counts["boilerplate lines"] += removed
+    joined = "\n\n".join(contents)
+    code = language(joined, rules.languages) if rules.languages else "any"
+    reason = ""
+    if not all(contents):
+        reason = "empty after cleaning"
+    elif rules.languages and code not in (*rules.languages, "mixed", "unknown"):
+        reason = f"language {code}"
+    if not reason:
+        redaction = Redaction(rules.redact)
+        redacted = [redaction.apply(content) for content in contents]
+        words = dedup.word_hashes("\n\n".join(redacted))
+        reason = "" if row.messages else _fault(redacted[0], words, rules.min_words)
+        if not reason and len(contaminated) and np.isin(dedup.runs(words, CONTAMINATION_WORDS), contaminated).any():
+            reason = "shares 13 words with the evaluation files"
+    if reason:
+        tally.dropped[reason] += 1
+        return None
+    text = json.dumps([(role, c) for (role, _), c in zip(row.messages, redacted, strict=True)], ensure_ascii=False) if row.messages else redacted[0]
+    _count(tally, text, code, redaction, joined)
+    return _Kept(row, text, code, words)
+
+
+def _fault(text: str, words: np.ndarray, min_words: int) -> str:
+    shingles = dedup.runs(words, dedup.SHINGLE_WORDS)
+    return fault(text, len(words), min_words, len(np.unique(shingles)) / max(1, len(shingles)))
+
+
+def _count(tally: _Tally, text: str, code: str, redaction: Redaction, before: str) -> None:
+    tally.counts["documents"] += 1
+    tally.counts["characters"] += len(text)
+    tally.languages[code] += 1
+    tally.lengths[str(len(text).bit_length())] += 1
+    tally.redactions.update(redaction.counts)
+    if redaction.counts and len(tally.samples) < SAMPLES:
+        tally.samples.append(_sample(before, redaction.kinds))
+
+
+def _sample(before: str, kinds: Any) -> tuple[str, str]:
+    """The first redacted line, before and after. Before, its personal data is shown by its shape: letters x, digits 0."""
+    line = next(line for line in before.split("\n") if find(line.encode(), kinds))
+    data, masked, position = line.encode(), "", 0
+    for span in find(data, kinds):
+        value = data[span.start : span.end].decode()
+        masked += data[position : span.start].decode() + "".join("0" if c.isdigit() else "x" if c.isalpha() else c for c in value)
+        position = span.end
+    return (masked + data[position:].decode())[:400], Redaction(kinds).apply(line)[:400]
+
+
+def _write_hashes(out: Folder, key: str, first: int, digests: list[bytes], band_rows: list[np.ndarray], partitions: int) -> None:
+    words = np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
+    numbers = first + np.arange(len(words), dtype=np.int64)
+    where = words[:, 0] % np.uint64(partitions)
+    write_partitions(out, f"{key}.exact.arrow", EXACT, [(words[where == p, 0], words[where == p, 1], numbers[where == p]) for p in range(partitions)])
+    if band_rows:
+        values = np.concatenate(band_rows).ravel()
+        owners = np.repeat(numbers, dedup.BANDS)
+        where = values % np.uint64(partitions)
+        write_partitions(out, f"{key}.bands.arrow", BANDS, [(values[where == p], owners[where == p]) for p in range(partitions)])
+    else:
+        write_partitions(out, f"{key}.bands.arrow", BANDS, [([], [])] * partitions)
+
+
+def evaluation_hashes(shards: list[Shard], columns: dict[str, str]) -> np.ndarray:
+    """Sorted hashes of every run of 13 words in the evaluation files; of a shorter text, of all its words."""
+    found = [np.zeros(0, np.uint64)]
+    for shard in shards:
+        for row in read_shard(shard, columns):
+            if isinstance(row, Row):
+                texts = [content for _, content in row.messages] or [row.text]
+                found += [dedup.runs(dedup.word_hashes(normalise(t)), CONTAMINATION_WORDS) for t in [*texts, "\n\n".join(texts)]]
+    return np.unique(np.concatenate(found))
