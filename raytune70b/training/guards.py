@@ -46,3 +46,47 @@ class Guard:
     def exhausted(self) -> bool:
         """Whether so many steps in a row were bad that the run must stop."""
         return self.bad_in_a_row >= self.max_bad_steps
+
+
+PASSING = ("OSError", "ConnectionError", "TimeoutError", "RuntimeError", "DistBackendError", "RayError", "RayTaskError", "ActorDiedError", "WorkerGroupError")
+"""Kinds of errors that the machines may be to blame for, not the program: broken connections, storage, CUDA."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a worker group ended."""
+
+    step: int
+    """Steps completed; -1: it never began to train."""
+    error: str
+    """`Kind: message` of the first worker that failed."""
+    place: str
+    """file:line where it was raised; empty for a worker that died without a word."""
+    final: bool = False
+    """The program says itself that trying again does not help."""
+
+
+def gives_up(failures: list[Failure]) -> str:
+    """Why another start would end in the same way, or "".
+
+    The same error at the same step and line twice is the program's fault; kinds that machines cause, and deaths without a
+    word, must repeat at one step three and five times.
+    """
+    last = failures[-1]
+    if last.final:
+        return last.error
+    same_step = 0
+    for failure in reversed(failures):
+        if failure.step != last.step:
+            break
+        same_step += 1
+    same_place = 0
+    for failure in reversed(failures[-same_step:]):
+        if (failure.place, failure.error.split(":")[0]) != (last.place, last.error.split(":")[0]):
+            break
+        same_place += 1
+    machine = last.error.split(":")[0] in PASSING
+    limit = 5 if not last.place else 3 if machine else 2
+    if (same_place if last.place and not machine else same_step) >= limit:
+        return f"the workers failed {limit} times in a row after step {last.step}: {last.error}"
+    return ""

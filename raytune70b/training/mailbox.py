@@ -1,6 +1,6 @@
-"""How workers and driver talk: records go to the driver and are never waited for, commands come back with the next step.
+"""How workers, controller and driver talk: records go to the driver and are never waited for, commands come back with beats.
 
-A `Mailbox` is a Ray actor on the driver's node that needs no CPU; each worker has a `Link` to it. Training does not depend
+The `Mailbox` is a Ray actor on the driver's node that needs no CPU; each worker has a `Link` to it. Training does not depend
 on what the driver does with a record.
 """
 
@@ -15,74 +15,102 @@ from typing import Any
 
 import ray
 
+from raytune70b.training.guards import Failure, gives_up
+
 Record = dict[str, Any]
 
+STOP, HAND_OVER = "stop", "hand over"
+"""Commands: save and end the run; save and wait, because the worker group will be resized."""
 
-@ray.remote(num_cpus=0, max_concurrency=4)
+
+@ray.remote(num_cpus=0, max_concurrency=8)
 class Mailbox:
-    """Holds records until the driver drains them, and the command that workers must obey."""
+    """Holds records until the driver drains them, the newest beat of each worker, and the command that workers obey."""
 
     def __init__(self) -> None:
         self._records: deque[Record] = deque()
-        self._command: str | None = None
+        self._beats: dict[int, Record] = {}
+        self._command = ""
         self._attempt = 0
-        self._failures: list[int] = []
+        self._handed_over = False
+        self._failures: list[Failure] = []
+        self._first: Record | None = None
 
-    def put(self, record: Record) -> str | None:
-        """Takes a record; returns the command in force."""
+    def put(self, record: Record) -> None:
+        if record["kind"] == "failure" and self._first is None:
+            self._first = record  # those that follow are the peers' broken connections
         self._records.append(record)
+
+    def beat(self, rank: int, beat: Record) -> str:
+        """A worker lives; returns the command in force. The time is taken here: clocks of machines may differ."""
+        if beat["attempt"] == self._attempt:
+            self._beats[rank] = {**beat, "rank": rank, "heard": time.time()}
         return self._command
 
-    def drain(self) -> list[Record]:
+    def drain(self) -> tuple[list[Record], dict[int, Record]]:
+        """The records since the last call, and the newest beats; `silent` is the seconds since each was heard."""
         records = [self._records.popleft() for _ in range(len(self._records))]
-        return records
+        return records, {rank: {**beat, "silent": time.time() - beat["heard"]} for rank, beat in self._beats.items()}
 
     def order(self, command: str) -> None:
-        """From now on every worker is told `command` (such as "stop: budget")."""
-        self._command = command
+        """From now on every worker is told `command`; a stop is never taken back."""
+        if self._command != STOP:
+            self._command = command
+            self._handed_over = False
 
     def begin(self) -> int:
-        """A worker group is up: its number in this launch, from 1."""
+        """A worker group is up: its number in this launch, from 1. A hand-over is over with that."""
         self._attempt += 1
+        self._beats, self._first = {}, None
+        if self._command == HAND_OVER:
+            self._command = ""
         return self._attempt
 
-    def failed_at(self, step: int) -> int:
-        """A worker failed after `step` completed steps; returns how often that has happened in a row at this very step."""
-        self._failures.append(step)
-        same = [s == step for s in reversed(self._failures)]
-        return same.index(False) if False in same else len(same)
+    def handed_over(self) -> None:
+        """The workers have published a checkpoint of the step at which they wait."""
+        self._handed_over = True
+
+    def hand_over_state(self) -> str:
+        """done; lost (the group failed, or has not been heard for ten seconds); waiting."""
+        heard = max((beat["heard"] for beat in self._beats.values()), default=0.0)
+        if self._handed_over:
+            self._beats = {}  # these workers are ended now, and not missed
+            return "done"
+        return "lost" if self._first is not None or time.time() - heard > 10 else "waiting"
+
+    def group_failed(self, reason: str) -> str:
+        """The worker group is gone; returns why the run must give up, or "". The beats say how far it had come."""
+        step = max((beat["step"] for beat in self._beats.values()), default=-1)
+        first, self._beats, self._first = self._first, {}, None
+        error = first["error"] if first else reason
+        self._failures.append(Failure(step, error, first["place"] if first else "", bool(first and first["final"])))
+        return gives_up(self._failures)
 
 
 class Link:
     """One worker's end of the mailbox."""
 
     def __init__(self, mailbox: Any, rank: int, launch: int):
-        self._mailbox, self.rank, self._launch, self.attempt = mailbox, rank, launch, 0
-        self._reply: Any = None
-        self.host = socket.gethostname()
+        self.mailbox, self.rank, self._launch, self.attempt = mailbox, rank, launch, 0
+        self.host, self.pid, self.node = socket.gethostname(), os.getpid(), ray.get_runtime_context().get_node_id()
 
     def begin(self) -> int:
         """Rank 0 registers the worker group; the others are told the number by rank 0."""
-        return ray.get(self._mailbox.begin.remote())
+        return ray.get(self.mailbox.begin.remote())
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends a record and goes on at once."""
-        record = {"kind": kind, "time": time.time(), "launch": self._launch, "attempt": self.attempt, **fields}
-        self._reply = self._mailbox.put.remote(record)
+        self.mailbox.put.remote({"kind": kind, "time": time.time(), "launch": self._launch, "attempt": self.attempt, **fields})
 
     def warn(self, text: str) -> None:
         self.send("warning", text=text)
 
-    def command(self) -> str | None:
-        """The command that came back with the newest answered record; never waits."""
-        if self._reply is None:
-            return None
-        ready, _ = ray.wait([self._reply], timeout=0)
-        return ray.get(ready[0]) if ready else None
-
-    def failed(self, error: BaseException, step: int) -> int:
-        """Tells what ended this worker; returns how often a worker failed in a row at this step."""
-        text = "".join(traceback.format_exception(error))
-        record = {"rank": self.rank, "host": self.host, "pid": os.getpid(), "step": step, "error": f"{type(error).__name__}: {error}"}
-        self.send("failure", **record, traceback=text)
-        return ray.get(self._mailbox.failed_at.remote(step))
+    def failed(self, error: BaseException, step: int, final: bool) -> None:
+        """Tells what ends this worker. final: trying again does not help. Returns when the driver's side has it."""
+        frames = traceback.extract_tb(error.__traceback__)
+        record = {
+            "kind": "failure", "time": time.time(), "launch": self._launch, "attempt": self.attempt, "rank": self.rank, "host": self.host, "pid": self.pid,
+            "step": step, "error": f"{type(error).__name__}: {error}", "place": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
+            "final": final, "traceback": "".join(traceback.format_exception(error)),
+        }  # fmt: skip
+        ray.get(self.mailbox.put.remote(record), timeout=10)

@@ -166,31 +166,41 @@ class Saver:
         if error[0] is not None:
             raise OSError(error[0])
 
-    def load(self, state: State) -> Cursor | None:
-        """Fills `state`'s tensors from the newest checkpoint that holds; a bad one is set aside and the one before is tried.
+    def choose(self) -> Cursor | None:
+        """The cursor of the newest checkpoint that holds; a bad one is set aside and the one before is tried. None where there is none.
 
-        All ranks call it together; each checks a part of the files' checksums before anything is unpickled. Returns None where
-        there is no checkpoint.
+        All ranks call it together; each checks a part of the files' checksums, before anything is unpickled.
         """
-        steps: list[Any] = [saved_steps(self._checkpoints) if self._rank == 0 else None]
+        steps: list[Any] = [self._retried(lambda: saved_steps(self._checkpoints)) if self._rank == 0 else None]
         dist.broadcast_object_list(steps, group_src=0, group=self._group)
         for step in reversed(steps[0]):
             folder = self._checkpoints / folder_name(step)
             reason = self._refuse(folder)
             if reason is None:
-                dcp.load(state, storage_reader=ShardReader(folder), process_group=self._group)
-                return read_cursor(folder)
+                return self._retried(lambda folder=folder: read_cursor(folder))  # type: ignore[misc]
             if self._rank == 0:
                 self._warn(f"checkpoint of step {step} is not used: {reason}")
         return None
+
+    def load(self, state: State, cursor: Cursor) -> None:
+        """Fills `state`'s tensors from the checkpoint that `choose` returned, whatever number of workers wrote it."""
+        reader = ShardReader(self._checkpoints / folder_name(cursor.step))
+
+        def load() -> None:
+            try:
+                dcp.load(state, storage_reader=reader, process_group=self._group)
+            except CheckpointException as failure:  # raised on all ranks alike, so all try again together
+                raise OSError(_root_cause(failure)) from failure
+
+        self._retried(load)
 
     def _refuse(self, folder: Folder) -> str | None:
         """Why a checkpoint cannot be used, the same on all ranks; one with wrong bytes is set aside."""
         reason, published = None, False
         try:
-            files = read_manifest(folder)["files"]
+            files = self._retried(lambda: read_manifest(folder))["files"]
             published = True
-            reason = wrong_checksum(folder, sorted(files)[self._rank :: self._world], files)
+            reason = self._retried(lambda: wrong_checksum(folder, sorted(files)[self._rank :: self._world], files))
         except (CheckpointError, OSError) as error:
             reason = str(error)
         reasons: list[Any] = [None] * self._world
@@ -199,6 +209,9 @@ class Saver:
         if first and published and self._rank == 0:
             set_aside(folder, first)
         return first
+
+    def _retried(self, action: Callable[[], Any]) -> Any:
+        return retried(action, self._settings.retries, on_retry=lambda n, e: self._warn(f"reading checkpoints: {e}; try {n + 1}"))
 
 
 def _root_cause(failure: BaseException) -> str:

@@ -18,46 +18,37 @@ from typing import Any
 import ray
 import ray.data
 import ray.train
-from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytune70b import cluster
-from raytune70b.blocks.stream import Feed, Reader, dataset
+from raytune70b.blocks.stream import Reader
 from raytune70b.config import UserError, to_dict
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.tracking.journal import next_launch, read_journal
 from raytune70b.tracking.watch import Watch
 from raytune70b.training.budget import Stopper, check_left
-from raytune70b.training.checkpoint import newest
-from raytune70b.training.mailbox import Mailbox
+from raytune70b.training.controller import ElasticTrainer
+from raytune70b.training.job import ExactSplit, Job, train_on_worker
+from raytune70b.training.mailbox import STOP, Mailbox
 from raytune70b.training.prepared import Prepared, write_resolved
-from raytune70b.training.worker import Job, train_on_worker
+from raytune70b.training.watchdog import Watchdog
 
 FINISHED, FAILED, BAD_INPUT, OUT_OF_BUDGET, RESUME_ME = 0, 1, 2, 3, 75
 """Exit codes. 75 is EX_TEMPFAIL of sysexits.h: stopped with a checkpoint, the same command continues; 3: likewise, once the budget is raised."""
 
-
-class ExactSplit(DataConfig):
-    """Gives each worker group the blocks that the newest checkpoint has not seen, dealt round robin in the exact order."""
-
-    def __init__(self, feed: Feed, checkpoints: Folder):
-        super().__init__()
-        self._feed, self._checkpoints = feed, checkpoints
-
-    def configure(self, datasets: Any, world_size: int, *args: Any, **kwargs: Any) -> Any:
-        """Called when rank 0 asks for its shard, which it does after the checkpoint was checked and loaded."""
-        cursor = newest(self._checkpoints)
-        blocks = dataset(self._feed, cursor.step if cursor else 0, world_size)
-        return [{"train": part} for part in blocks.streaming_split(world_size, equal=False)]
+STOP_WITHOUT_WORKERS_S = 20.0
+"""How long a wish to stop waits for a worker group that could save, when none is up."""
 
 
 def set_up_ray_train(config: Config) -> None:
     """Ray Train's own settings are environment variables, read when the controller starts."""
     os.environ.update({
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(config.cluster.start_timeout_s),
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     })  # fmt: skip
 
@@ -70,18 +61,19 @@ def uses_gpu(config: Config) -> bool:
     return has and config.cluster.device != "cpu"
 
 
-def build_trainer(prepared: Prepared, job: Job) -> TorchTrainer:
+def build_trainer(prepared: Prepared, job: Job, launch: int) -> ElasticTrainer:
     config = prepared.config
     gpu = uses_gpu(config)
     least, most = config.cluster.workers
     run_folder = Folder(config.run.path)
     (prepared.run).delete("checkpoint_manager_snapshot.json")  # Ray's own memory of checkpoints: ours is checked, and survives pruning
-    return TorchTrainer(
+    return ElasticTrainer(
         train_on_worker,
         train_loop_config=job,  # type: ignore[arg-type]
+        mailbox=job.mailbox, launch=launch, hand_over_s=config.run.hang_timeout_s,
         torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(max(60, 3 * config.run.hang_timeout_s))),
         scaling_config=ScalingConfig(
-            num_workers=(least, most) if least != most else most, use_gpu=gpu,
+            num_workers=(least, most), use_gpu=gpu,
             resources_per_worker={"CPU": config.cluster.cpus_per_worker, **({"GPU": 1} if gpu else {})},
             elastic_resize_monitor_interval_s=config.cluster.resize_check_s,
         ),
@@ -95,20 +87,22 @@ def build_trainer(prepared: Prepared, job: Job) -> TorchTrainer:
 
 
 class Post:
-    """Carries records from the mailbox to the watch, and the stop request of a signal to the workers."""
+    """Carries records from the mailbox to the watch, the wish to stop to the workers, and looks after their signs of life."""
 
-    def __init__(self, mailbox: Any, watch: Watch):
-        self.mailbox, self._watch = mailbox, watch
+    def __init__(self, mailbox: Any, watch: Watch, hang_timeout_s: float):
+        self.mailbox, self._watch, self._watchdog = mailbox, watch, Watchdog(hang_timeout_s)
         self.result: dict[str, Any] | None = None
         self.failure: dict[str, Any] | None = None
-        self._stop_reason: str | None = None
-        self._sent = self._over = False
+        """The first failure of the newest worker group that had one: those that follow are broken connections."""
+        self.stop_reason: str | None = None
+        self._told_s: float | None = None
+        self._over = False
         self._thread = threading.Thread(target=self._carry, name="post", daemon=True)
         self._thread.start()
 
     def request_stop(self, reason: str) -> None:
         """Asks the workers to save and stop; safe in a signal handler."""
-        self._stop_reason = self._stop_reason or reason
+        self.stop_reason = self.stop_reason or reason
 
     def close(self) -> None:
         self._over = True
@@ -118,21 +112,33 @@ class Post:
         last = False
         while not last:
             last = self._over
-            if self._stop_reason and not self._sent:
-                self._sent = True
-                self._watch.warn(f"{self._stop_reason}: saving a checkpoint, then stopping")
-                ray.get(self.mailbox.order.remote(f"stop: {self._stop_reason}"))
-            for record in ray.get(self.mailbox.drain.remote()):
+            if self.stop_reason and self._told_s is None:
+                self._told_s = time.monotonic()
+                self._watch.warn(f"{self.stop_reason}: saving a checkpoint, then stopping")
+                ray.get(self.mailbox.order.remote(STOP))
+            records, beats = ray.get(self.mailbox.drain.remote())
+            for record in records:
                 self._take(record)
-            time.sleep(0 if last else 0.1)
+            if not last:
+                self._look_after(beats)
+                time.sleep(0.1)
+
+    def _look_after(self, beats: dict[int, dict[str, Any]]) -> None:
+        warning = self._watchdog.look(beats)
+        if warning is not None:
+            self._watch.warn(warning)
+        if self._told_s is not None and not beats and time.monotonic() - self._told_s > STOP_WITHOUT_WORKERS_S:
+            self._told_s = float("inf")
+            self._watch.warn("no worker group is up that could save; the newest checkpoint stands")
+            os.kill(os.getpid(), signal.SIGINT)  # Ray Train's way to give its controller up
 
     def _take(self, record: dict[str, Any]) -> None:
         if record["kind"] == "result":
             self.result = record
-        else:
-            if record["kind"] == "failure":
-                self.failure = record
-            self._watch.record(record)
+            return
+        if record["kind"] == "failure" and (self.failure is None or record["attempt"] != self.failure["attempt"]):
+            self.failure = record
+        self._watch.record(record)
 
 
 @dataclass(frozen=True)
@@ -145,10 +151,10 @@ class Ending:
     exit_code: int
 
 
-def open_post(watch: Watch) -> Post:
+def open_post(watch: Watch, hang_timeout_s: float) -> Post:
     """A mailbox for the workers on this node, and who carries it to the watch. Needs an initialised Ray."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return Post(Mailbox.options(scheduling_strategy=here).remote(), watch)  # type: ignore[attr-defined]
+    return Post(Mailbox.options(scheduling_strategy=here).remote(), watch, hang_timeout_s)  # type: ignore[attr-defined]
 
 
 def fit(prepared: Prepared, watch: Watch, post: Post, launch: int) -> Ending:
@@ -158,14 +164,25 @@ def fit(prepared: Prepared, watch: Watch, post: Post, launch: int) -> Ending:
               prepared.fingerprint, prepared.manifest.digest, launch, watch.mlflow_run_id, post.mailbox)  # fmt: skip
     reason = ""
     try:
-        build_trainer(prepared, job).fit()
+        build_trainer(prepared, job, launch).fit()
     except ray.train.TrainingFailedError as error:
         reason = str(error).strip().splitlines()[-1]
+    except (KeyboardInterrupt, SystemExit, ray.exceptions.RayActorError) as error:  # Ray Train gave its controller up
+        if post.stop_reason is None:
+            raise KeyboardInterrupt from error
     post.close()
-    if post.result is None:
+    return ending(post, reason)
+
+
+def ending(post: Post, reason: str) -> Ending:
+    """The run's end from what the workers said last. reason: what Ray Train said."""
+    if post.result is not None and post.result["status"] == "finished":
+        return Ending("finished", "", FINISHED)
+    if post.stop_reason is not None and not reason:
+        return Ending("stopped", post.stop_reason, OUT_OF_BUDGET if post.stop_reason.startswith("budget.") else RESUME_ME)
+    if post.failure is None:
         return Ending("failed", reason, FAILED)
-    spent = "stop: budget." in post.result["reason"]
-    return Ending(post.result["status"], post.result["reason"], OUT_OF_BUDGET if spent else post.result["exit_code"])
+    return Ending("failed", post.failure["error"], BAD_INPUT if post.failure["final"] else FAILED)
 
 
 def run(prepared: Prepared) -> int:
@@ -176,25 +193,25 @@ def run(prepared: Prepared) -> int:
     check_left(config.budget, history)
     launch = next_launch(history)
     watch = Watch(config, prepared.run, launch, prepared.feed.total_steps)
-    ending = Ending("failed", "", FAILED)
+    end = Ending("failed", "", FAILED)
     try:
         watch.record(start_record(prepared))
         cluster.start(config)
-        post = open_post(watch)
+        post = open_post(watch, config.run.hang_timeout_s)
         watch.add_sink(Stopper(config.budget, watch.records, post.request_stop))
         signal.signal(signal.SIGTERM, lambda *_: post.request_stop("SIGTERM"))
-        ending = fit(prepared, watch, post, launch)
-        if ending.status == "failed" and post.failure is not None:
+        end = fit(prepared, watch, post, launch)
+        if end.status == "failed" and post.failure is not None:
             print(post.failure["traceback"], file=sys.stderr)
     except UserError as error:
-        ending = Ending("failed", str(error), BAD_INPUT)
+        end = Ending("failed", str(error), BAD_INPUT)
         raise
     except KeyboardInterrupt:
-        ending = Ending("stopped", "interrupted; the same command continues from the newest checkpoint", 130)
+        end = Ending("stopped", "interrupted; the same command continues from the newest checkpoint", 130)
     finally:
-        watch.close(ending.status, ending.reason, ending.exit_code)
+        watch.close(end.status, end.reason, end.exit_code)
         ray.shutdown()
-    return ending.exit_code
+    return end.exit_code
 
 
 def start_record(prepared: Prepared) -> dict[str, Any]:

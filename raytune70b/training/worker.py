@@ -1,7 +1,7 @@
 """The training loop of one worker, to be read from top to bottom.
 
-Every decision that must fall alike on all ranks (stop, save, preemption) is agreed on in one small all-reduce at the top of
-a step, on host tensors: it costs no GPU synchronisation.
+Every decision that must fall alike on all ranks (stop, save, resize, preemption) is agreed on in one small all-reduce at the
+top of a step and of a validation batch, on host tensors: it costs no GPU synchronisation.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,64 +20,54 @@ import torch.distributed as dist
 
 from raytune70b.blocks.ledger import Entry
 from raytune70b.blocks.order import Ids
-from raytune70b.blocks.stream import BlockStream, Feed, Reader, validation_batches
+from raytune70b.blocks.stream import BlockStream, validation_batches
 from raytune70b.config import UserError
 from raytune70b.model.load import build_model
 from raytune70b.model.shard import make_mesh, reshard
-from raytune70b.schema import Config
-from raytune70b.storage import Folder
 from raytune70b.tracking.metrics import WorkerMetrics
 from raytune70b.training.checkpoint import Cursor
+from raytune70b.training.commits import Commits
 from raytune70b.training.guards import Guard
-from raytune70b.training.mailbox import Link
+from raytune70b.training.job import Job
+from raytune70b.training.mailbox import HAND_OVER, STOP, Link
 from raytune70b.training.optimizer import build_optimizer
 from raytune70b.training.pace import Pace
-from raytune70b.training.saver import Outcome, Saver
+from raytune70b.training.preemption import Notice, Preempted
+from raytune70b.training.saver import Saver
 from raytune70b.training.schedule import learning_rate
 from raytune70b.training.state import state_dict
 from raytune70b.training.step import StepResult, train_step, validation_sums
+from raytune70b.training.watchdog import Heart
 
-
-@dataclass(frozen=True)
-class Job:
-    """What the driver gives every worker."""
-
-    config: Config
-    run: Folder
-    feed: Feed
-    validation: Reader
-    vocab_size: int
-    fingerprint: dict[str, Any]
-    data_digest: str
-    launch: int
-    mlflow_run_id: str | None
-    mailbox: Any
+GO_ON, STOPPED, RESIZED, PREEMPTED = 0, 1, 2, 3
+"""Why the loop is left before its end."""
 
 
 @dataclass
 class Word:
-    """What all ranks agreed on at the top of a step."""
+    """What all ranks agreed on."""
 
     trained_tokens: int
-    stop: bool
     save: bool
-    preempted: bool
     save_ended: bool
+    leave: int
 
 
-def train_on_worker(job: Job) -> None:
+def train(job: Job) -> None:
     """Ray Train's training function. A failure is told to the driver with rank, host and step before it is raised."""
     torch.set_num_threads(max(1, int(job.config.cluster.cpus_per_worker)))
     link = Link(job.mailbox, ray.train.get_context().get_world_rank(), job.launch)
     worker = Worker(job, link)
+    worker.heart.start()
     try:
         worker.train()
-    except Exception as error:
-        repeats = link.failed(error, worker.cursor.step)
-        if repeats >= 3 or isinstance(error, UserError):
-            link.send("result", status="failed", exit_code=2 if isinstance(error, UserError) else 1, reason=f"{type(error).__name__}: {error}")
-            return  # the driver reports it; raising would only start the same again
+    except Preempted:
         raise
+    except BaseException as error:  # CheckpointException is no Exception
+        link.failed(error, worker.cursor.step, final=isinstance(error, UserError))
+        raise
+    finally:
+        worker.heart.stop()
 
 
 class Worker:
@@ -84,88 +75,116 @@ class Worker:
 
     def __init__(self, job: Job, link: Link):
         self.job, self.config, self.link = job, job.config, link
-        self.cursor = Cursor(seed=job.config.run.seed, data=job.data_digest, fingerprint=job.fingerprint)
-        self.pending: list[Entry] = []
-        self.ledger_head: str | None = None
+        self.heart = Heart(link)
+        self.cursor = Cursor(seed=job.config.run.seed, data=job.data_digest, fingerprint=job.fingerprint, mlflow_run_id=job.mlflow_run_id)
+        self.notice = Notice(job.config.cluster.workers[0])
         self.fed_once = False
 
     def train(self) -> None:
         self.set_up()
-        if self.cursor.step == 0 and self.config.validation.at_start:
-            self.validate()
-        stopped, begin = None, time.perf_counter()
+        left = self.work()
+        self.metrics.close()
+        self.finish(left)
+
+    def work(self) -> int:
+        """Trains to the end of the run, or until there is a reason to leave, which is returned."""
+        if self.owes_validation() and (left := self.validate()):
+            return left
+        begin = time.perf_counter()
         for step, ids, micro_batches in self.stream():
             fed = time.perf_counter()
             word = self.agree(micro_batches)
             waits = {"data": fed - begin, "agree": time.perf_counter() - fed}
             if word.save_ended:
-                self.settle(self.saver.take())
-            if word.save or word.preempted or (word.stop and self.config.checkpoint.at_end):
-                self.save()
-            if word.stop:
-                stopped = self.link.command() or "stop"
-                break
+                self.commits.settle()
+            if word.leave:
+                return word.leave
+            if word.save:
+                self.at("save")
+                self.commits.save(self.cursor)
             self.step(step, ids, micro_batches, word.trained_tokens, waits)
             if self.guard.exhausted:
                 raise UserError(f"{self.guard.bad_in_a_row} bad steps in a row (train.max_bad_steps); the newest checkpoint is from before them")
-            every = self.config.validation.every
-            if every and self.cursor.step % every == 0 and self.cursor.step < self.job.feed.total_steps:
-                self.validate()
+            if self.owes_validation() and (left := self.validate()):
+                return left
             begin = time.perf_counter()
-        self.finish(stopped)
+            self.at("data")
+        return self.validate() if self.cursor.validation_loss is None else GO_ON
 
     def set_up(self) -> None:
-        """Process groups, model, optimizer, and the newest checkpoint that holds."""
+        """Process groups, the newest checkpoint that holds, model and optimizer; the data starts while the model is built."""
         begin = time.monotonic()
         self.device = ray.train.torch.get_device()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.control, saving = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
-        self.link.attempt = self.from_rank_0(self.link.begin() if self.rank == 0 else None)
-        hosts: list[Any] = [None] * self.world
-        dist.all_gather_object(hosts, self.link.host, group=self.control)
-        if self.rank == 0:
-            self.link.send("group_start", world_size=self.world, hosts=hosts)
+        self.introduce()
         self.metrics = WorkerMetrics(self.config.run.name, self.rank, self.link.host, self.device, lambda record: self.link.send(**record))
+        saver = Saver(self.job.run, self.config.checkpoint, saving, self.link.warn)
+        found = saver.choose()
+        self.cursor = dataclasses.replace(found, mlflow_run_id=self.job.mlflow_run_id) if found else self.cursor
+        self.shard = self.ask_for_data()
+        chosen = time.monotonic()
         mesh = make_mesh(self.world, self.config.model.replicate, self.device.type)
         self.model = build_model(self.config, self.job.vocab_size, mesh, self.device)
         self.optimizer = build_optimizer(self.model, self.config)
         built = time.monotonic()
-        self.saver = Saver(self.job.run, self.config.checkpoint, saving, self.link.warn)
-        loaded = self.saver.load(state_dict(self.model, self.optimizer))  # live tensors: loading fills them in place
-        if loaded is not None:
-            self.cursor, self.ledger_head = loaded, loaded.ledger
+        if found is not None:
+            saver.load(state_dict(self.model, self.optimizer), found)  # live tensors: loading fills them in place
         self.guard = Guard(self.config.train.spike_sigma, self.config.train.max_bad_steps, list(self.cursor.recent_losses), self.cursor.bad_in_a_row)
-        self.pace = Pace(self.config.checkpoint.every, self.config.cluster.mtbf_hours, self.cursor.step)
+        pace = Pace(self.config.checkpoint.every, self.config.cluster.mtbf_hours, self.cursor.step)
+        self.commits = Commits(saver, pace, self.link, self.control, lambda: state_dict(self.model, self.optimizer), self.cursor.ledger)
         if self.rank == 0:
-            seconds = {"build": built - begin, "load": time.monotonic() - built}
+            seconds = {"choose": chosen - begin, "build": built - chosen, "load": time.monotonic() - built}
             self.link.send("group_ready", world_size=self.world, resumed_step=self.cursor.step, seconds=seconds)
+        self.at("data")
 
-    def stream(self) -> Iterator[tuple[int, Ids, list[dict[str, np.ndarray]]]]:
-        """The steps from the cursor on, with this rank's micro-batches."""
+    def introduce(self) -> None:
+        """Rank 0 registers the worker group and says who is in it."""
+        box = [self.link.begin() if self.rank == 0 else None]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        self.link.attempt = box[0] or 0
+        workers: list[Any] = [None] * self.world
+        dist.all_gather_object(workers, {"rank": self.rank, "host": self.link.host, "pid": self.link.pid, "node": self.link.node}, group=self.control)
+        if self.rank == 0:
+            self.link.send("group_start", world_size=self.world, hosts=[w["host"] for w in workers], workers=workers)
+
+    def ask_for_data(self) -> Future | None:
+        """Has Ray Data begin to read the steps from the cursor on; None where none are left."""
         if self.cursor.step >= self.job.feed.total_steps:
-            return
-        shard = ray.train.get_dataset_shard("train")
+            return None
         if self.rank == 0 and self.cursor.step:
             first = next(self.job.feed.order.step_ids(self.cursor.step, self.cursor.step + 1))[1]
             self.link.warn(f"resume at step {self.cursor.step + 1}, block {first[0]}")
-        yield from BlockStream(shard, self.job.feed, self.cursor.step, self.rank, self.world)
+        return ThreadPoolExecutor(1, "data").submit(ray.train.get_dataset_shard, "train")
 
-    def agree(self, micro_batches: list[dict[str, np.ndarray]]) -> Word:
-        """One all-reduce: trained tokens of the global batch, and whether to stop, save or settle a save."""
-        trained = sum(int((m["labels"] >= 0).sum()) for m in micro_batches)
-        stop = self.rank == 0 and (self.link.command() or "").startswith("stop")
-        save = self.rank == 0 and self.pace.due(self.cursor.step)
-        mine = torch.tensor([trained, stop, save, self.saver.busy, self.saver.ended], dtype=torch.int64)
+    def stream(self) -> Iterator[tuple[int, Ids, list[dict[str, np.ndarray]]]]:
+        """The steps from the cursor on, with this rank's micro-batches."""
+        if self.shard is not None:
+            yield from BlockStream(self.shard.result(), self.job.feed, self.cursor.step, self.rank, self.world)
+
+    def at(self, mark: str) -> None:
+        self.heart.at(mark, self.cursor.step)
+
+    def agree(self, micro_batches: list[dict[str, np.ndarray]] | None = None) -> Word:
+        """One all-reduce: trained tokens of the global batch, whether to save or settle a save, and whether to leave."""
+        self.at("agree")
+        trained = sum(int((m["labels"] >= 0).sum()) for m in micro_batches or ())
+        save, leave, look = False, GO_ON, False
+        if self.rank == 0:
+            save = micro_batches is not None and self.commits.pace.due(self.cursor.step)
+            leave = {STOP: STOPPED, HAND_OVER: RESIZED}.get(self.heart.command, PREEMPTED if self.notice.time_to_leave(self.commits.longest_s) else GO_ON)
+            look = self.notice.time_to_look()
+        mine = torch.tensor([trained, save, self.commits.busy, self.commits.ended, leave, look], dtype=torch.int64)
         dist.all_reduce(mine, group=self.control)
-        tokens, stops, saves, busy, ended = mine.tolist()
+        tokens, saves, busy, ended, leave, look = mine.tolist()
+        if look:
+            self.notice.look(self.world)
         # A save that is still being written, or tried again, is not waited for: the next one begins when it has ended.
-        return Word(tokens, stops > 0, saves > 0 and not busy, self.preempted(), ended == self.world)
-
-    def preempted(self) -> bool:
-        return False
+        return Word(tokens, saves > 0 and not busy, ended == self.world, leave)
 
     def step(self, step: int, ids: Ids, micro_batches: list[dict[str, np.ndarray]], trained_tokens: int, waits: dict[str, float]) -> None:
         """One step. `waits`: seconds that went into the step before its arithmetic."""
+        self.at("compute")
         train, begin = self.config.train, time.perf_counter()
         rate = learning_rate(train, step, self.job.feed.total_steps)
         result = train_step(
@@ -190,10 +209,8 @@ class Worker:
         """Rank 0's notes of a step: the ledger entry, and the record for the driver."""
         epoch = self.job.feed.order.step_positions(self.cursor.step - 1)[0]
         skipped = result.skipped is not None
-        self.pending.append(
-            Entry(self.cursor.step, epoch, ids.tolist(), result.loss, result.grad_norm, trained_tokens, self.world, skipped)
-        )
-        self.pace.stepped(seconds)
+        entry = Entry(self.cursor.step, epoch, ids.tolist(), result.loss, result.grad_norm, trained_tokens, self.world, skipped)
+        self.commits.stepped(entry, seconds)
         self.link.send(
             "step", step=self.cursor.step, loss=result.loss, grad_norm=result.grad_norm, learning_rate=rate, trained_tokens=trained_tokens,
             tokens=tokens, seconds=seconds, seconds_by=result.seconds_by, world_size=self.world, skipped=skipped,
@@ -201,68 +218,47 @@ class Worker:
         if skipped:
             self.link.warn(f"step {self.cursor.step} was skipped: {result.skipped}; blocks {ids.tolist()}")
 
-    def validate(self) -> None:
-        """Mean loss over the trained tokens of the validation split; the same at any world size."""
-        begin, sums = time.monotonic(), torch.zeros(2, dtype=torch.float64)
+    def owes_validation(self) -> bool:
+        """Whether a validation is due at this step and has not been made, perhaps because it was interrupted."""
+        if self.cursor.validation_loss is not None or self.cursor.step >= self.job.feed.total_steps:
+            return False
+        every = self.config.validation.every
+        return self.config.validation.at_start if self.cursor.step == 0 else bool(every) and self.cursor.step % every == 0
+
+    def validate(self) -> int:
+        """Mean loss over the trained tokens of the validation split; the same at any world size. Given up for a reason to leave."""
+        begin, sums, leave = time.monotonic(), torch.zeros(2, dtype=torch.float64), GO_ON
         self.model.eval()
         micro = self.job.feed.micro_batch_size
         for arrays in validation_batches(self.job.validation, self.config.validation.max_blocks, micro, self.rank, self.world):
+            leave = self.agree().leave
+            if leave:
+                break
+            self.at("validate")
             loss, trained = validation_sums(self.model, arrays, self.config.model.loss_chunk_tokens, self.device)
             sums += torch.tensor([loss, trained], dtype=torch.float64)
-        dist.all_reduce(sums, group=self.control)
         reshard(self.model)  # without a backward pass the root stays gathered, and a checkpoint would hold the gathered copies
         self.model.train()
+        if leave:
+            return leave
+        dist.all_reduce(sums, group=self.control)
         if sums[1] > 0:
             self.cursor.validation_loss = (sums[0] / sums[1]).item()
             if self.rank == 0:
                 self.link.send("validation", step=self.cursor.step, loss=self.cursor.validation_loss, trained_tokens=int(sums[1]), seconds=time.monotonic() - begin)
+        return GO_ON
 
-    def save(self) -> None:
-        """Starts a save of the state after `cursor.step` steps; waits for the one before it."""
-        self.saver.wait()
-        if self.saver.ended:
-            self.settle(self.saver.take())
-        entries = [e for e in self.pending if e.step <= self.cursor.step]
-        cursor = dataclasses.replace(self.cursor, ledger=self.ledger_head, mlflow_run_id=self.job.mlflow_run_id)
-        self.saver.start(state_dict(self.model, self.optimizer), cursor, entries)
-        self.pace.saving(self.cursor.step)
-
-    def settle(self, outcome: Outcome) -> None:
-        """A save has ended: tells Ray Train and the driver; all ranks call it together."""
-        self.pace.saved(outcome.stall_s, outcome.error is None)
-        if outcome.error is not None:
+    def finish(self, left: int) -> None:
+        """Publishes the state as it is, and only then tells the run's end, waits for the resize, or makes way."""
+        self.at("wait")
+        if self.config.checkpoint.at_end or left in (RESIZED, PREEMPTED):
+            self.commits.flush(self.cursor)
+        if left == PREEMPTED:
+            raise Preempted(f"left after step {self.cursor.step}, which is saved: {self.notice.text}")
+        if left == RESIZED:
             if self.rank == 0:
-                self.link.send("checkpoint_failed", step=outcome.step, reason=outcome.error)
-            return
-        if outcome.cursor is not None and self.rank == 0:
-            self.ledger_head = outcome.cursor.ledger
-            self.pending = [e for e in self.pending if e.step > outcome.step]
-            self.link.send("checkpoint", step=outcome.step, stall_s=outcome.stall_s, seconds=outcome.seconds, bytes=outcome.bytes, path=outcome.path)
-        folder = Folder(outcome.path)
-        checkpoint = ray.train.Checkpoint(folder.path(), filesystem=folder.filesystem)
-        ray.train.report({"step": outcome.step}, checkpoint=checkpoint, checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD)
-
-    def finish(self, stopped: str | None) -> None:
-        """The last validation and the last checkpoint; the run's end is told only when that is published."""
-        if stopped is None and self.cursor.validation_loss is None:
-            self.validate()
-        if self.config.checkpoint.at_end and not self.saved():
-            self.save()
-        self.saver.wait()
-        outcome = self.saver.take() if self.saver.ended else None
-        if outcome is not None:
-            self.settle(outcome)
-        if outcome is not None and outcome.error is not None:
-            raise RuntimeError(f"the last checkpoint could not be written: {outcome.error}")
-        self.metrics.close()
+                ray.get(self.link.mailbox.handed_over.remote())
+            time.sleep(self.config.run.hang_timeout_s)  # the controller ends this process
+            raise RuntimeError("the worker group was to be resized, but was not")
         if self.rank == 0:
-            self.link.send("result", status="stopped" if stopped else "finished", reason=stopped or "", exit_code=75 if stopped else 0)
-
-    def saved(self) -> bool:
-        """Whether the state as it stands is saved, or being saved."""
-        return bool(self.from_rank_0(self.pace.saved_step == self.cursor.step))
-
-    def from_rank_0(self, value: Any) -> Any:
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.control)
-        return box[0]
+            self.link.send("result", status="stopped" if left else "finished")

@@ -1,0 +1,151 @@
+"""What Ray Train's controller decides differently here, and why: which machines count, when a group is resized, when it gives up.
+
+- A machine that is being taken back, or whose raylet does not answer, does not count: plain Ray waits out the start of a
+  group on a dead machine before it tries with fewer workers, because its view of the cluster is up to 20 s old.
+- Before a group is resized its workers publish a checkpoint of the step they are at, so that no step is trained twice.
+- A failure that the program causes ends the run instead of a hundred restarts (`guards.gives_up`).
+
+These are hooks of Ray Train's internals, which 2.60 has in this form; Ray is pinned, and tests/faults go through all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision, ResizeDecision
+
+from raytune70b.training.mailbox import HAND_OVER
+from raytune70b.training.preemption import Preempted
+
+PROBE_S = 2.0
+"""How long a machine may take to accept a connection before it counts as dead."""
+
+
+class ElasticTrainer(TorchTrainer):
+    """A TorchTrainer whose controller decides as described above."""
+
+    def __init__(self, *args: Any, mailbox: Any, launch: int, hand_over_s: float, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._mailbox, self._launch, self._hand_over_s = mailbox, launch, hand_over_s
+
+    def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
+        kwargs["scaling_policy"] = LivingNodes(self.scaling_config, self._mailbox, self._launch, self._hand_over_s)
+        kwargs["failure_policy"] = GivesUp(kwargs["failure_policy"], self._mailbox, self._launch)
+        return super()._initialize_and_run_controller(**kwargs)
+
+
+class LivingNodes(ElasticScalingPolicy):
+    """Elastic scaling on the machines that answer and stay. Lives in the controller."""
+
+    def __init__(self, scaling_config: Any, mailbox: Any, launch: int, hand_over_s: float):
+        super().__init__(scaling_config)
+        self._mailbox, self._launch, self._hand_over_s = mailbox, launch, hand_over_s
+        self._gone: list[str] = []
+        self._told = False
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        # A group that has lost a machine cannot take its process group down in good order; plain Ray gives it 30 s.
+        os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")
+        super().after_controller_start(train_run_context)
+
+    def _get_reserved_resources(self) -> Any:
+        """Ray's reservation, computed afresh, without the machines that are gone or going."""
+        reserved = ray.get(self._autoscaling_coordinator.get_reserved_resources.remote(self._requester_id, recompute=True), timeout=30)
+        self._gone = gone_or_going()
+        return {node: resources for node, resources in reserved.items() if node not in self._gone}
+
+    def make_decision_for_non_running_worker_group(self) -> Any:
+        decision = super().make_decision_for_non_running_worker_group()
+        if isinstance(decision, NoopDecision):
+            if not self._told:
+                least = self.scaling_config.min_workers
+                self._send("wait", reason=f"there is no room for {least} worker{'s' if least > 1 else ''} (cluster.workers)")
+            self._told = True
+            time.sleep(1)  # the control loop would ask again at once
+        else:
+            self._told = False
+        return decision
+
+    def make_decision_for_running_worker_group(self, worker_group_state: Any, worker_group_status: Any) -> Any:
+        decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
+        if not isinstance(decision, ResizeDecision):
+            return decision
+        if not self._hand_over():
+            return NoopDecision()  # the group has failed meanwhile: the next poll says so
+        self._send("group_end", reason=f"resize from {worker_group_state.num_workers} to {decision.num_workers} workers")
+        return decision
+
+    def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str] | None:
+        """Keeps the group off machines that Ray still believes in."""
+        return {"ray.io/node-id": f"!in({', '.join(self._gone)})"} if self._gone else None
+
+    def _hand_over(self) -> bool:
+        """Has the workers save; True when that is published, or has taken so long that it is not waited for."""
+        ray.get(self._mailbox.order.remote(HAND_OVER))
+        end = time.monotonic() + self._hand_over_s
+        while time.monotonic() < end:
+            state = ray.get(self._mailbox.hand_over_state.remote())
+            if state != "waiting":
+                return state == "done"
+            time.sleep(0.1)
+        return True
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        self._mailbox.put.remote({"kind": kind, "time": time.time(), "launch": self._launch, **fields})
+
+
+class GivesUp(FailurePolicy):
+    """Ray's own policy, until the mailbox says that another start would end in the same way."""
+
+    def __init__(self, ray_policy: FailurePolicy, mailbox: Any, launch: int):
+        super().__init__(ray_policy.failure_config)
+        self._ray_policy, self._mailbox, self._launch = ray_policy, mailbox, launch
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        failures = getattr(training_failed_error, "worker_failures", {})
+        if not failures:  # there was no room for a group, or Ray Train itself saw a preemption
+            return self._ray_policy.make_decision(training_failed_error)
+        left = next((e for e in map(_raised, failures.values()) if isinstance(e, Preempted)), None)
+        if left is not None:
+            self._send(f"preemption: {left}")
+            return FailureDecision.RETRY
+        reason = _first_line(training_failed_error)
+        verdict = ray.get(self._mailbox.group_failed.remote(reason))
+        self._send(verdict or reason)
+        return FailureDecision.RAISE if verdict else self._ray_policy.make_decision(training_failed_error)
+
+    def _send(self, reason: str) -> None:
+        self._mailbox.put.remote({"kind": "group_end", "time": time.time(), "launch": self._launch, "reason": reason})
+
+
+def gone_or_going() -> list[str]:
+    """Ids of the machines whose raylet does not answer, or that are being drained."""
+    draining = set(ray._private.state.state.get_draining_nodes() or {})
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    with ThreadPoolExecutor(64) as pool:
+        answers = pool.map(lambda node: _answers(node["NodeManagerAddress"], node["NodeManagerPort"]), alive)
+        return [node["NodeID"] for node, answer in zip(alive, answers, strict=True) if not answer or node["NodeID"] in draining]
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), timeout=PROBE_S):
+            return True
+    except OSError:
+        return False
+
+
+def _raised(error: Exception) -> Exception:
+    """The exception that the training function raised, out of Ray Train's wrapping."""
+    return getattr(error, "_base_exc", error)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1][:300]
