@@ -145,7 +145,7 @@ def _from_note(workload: Workload, row: dict[str, str], note: str) -> Workload:
         fused_mlp=fused,
         logit_bytes=_logit_bytes(workload, framework),
         loss_chunk_tokens=1024 if "liger" in framework else 0,
-        foreach_optimizer=workload.sharding in ("single", "fsdp1"),
+        optimizer="torch" if workload.sharding in ("single", "fsdp1") else "adamw",
         lora_rank=int(attention_only[1]) if attention_only else 64,
         lora_targets=ATTENTION_LAYERS if attention_only else (),
     )

@@ -8,30 +8,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
-from raytune70b.config import Config, UserError
-from raytune70b.planning.hardware import Machine
+from raytune70b.config import UserError
 from raytune70b.planning.parameters import ModelShape, Tensor, model_shape, read_config
+from raytune70b.schema import Config
 
 ATTENTION_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "Wqkv", "out_proj", "query_key_value", "c_attn")
-"""Names that hold for attention's linear layers in common families; for adapters on the attention only."""
+"""Names of attention's linear layers in common families, for adapters on the attention only."""
+
+PLAIN_LOGIT_BYTES = 12.0
+"""Bytes that the plain loss keeps per token and vocabulary entry: log-softmax, its gradient and that of the logits, in fp32."""
+
+RECOMPUTED = {"none": 0.0, "selective": 0.5, "full": 1.0}
+"""Share of the layers that `activation_checkpointing` runs twice."""
 
 
 class WorkloadError(UserError):
     """A run that contradicts itself."""
 
-DOUBLE_QUANTISED = (1 + 4 / 256) / 64
-"""Bytes of scales per 4-bit weight: one byte for 64 weights, and a float for 256 of those bytes (QLoRA's double quantisation)."""
-
 
 @dataclass(frozen=True)
 class Workload:
-    """One training run. Sizes in tokens, blocks and bytes; `micro_batches` is per worker and optimizer step.
+    """One training run. `micro_batches` is per worker and optimizer step; sizes in blocks, tokens and bytes.
 
     sharding: `fsdp2` (this trainer), `zero3` (DeepSpeed), `fsdp1` (torch's older wrapper, in published runs), `single`.
-    logit_bytes: bytes that the loss keeps per token and vocabulary entry when it is not cut into chunks. fused_norm: one kernel a norm,
-    which keeps no fp32 copy; fused_mlp: the MLP's activation and product are one kernel. scale_bytes: quantisation scales per weight.
+    optimizer: this trainer's names, or `torch` for states in the weights' type and one copy of the weights while it steps.
+    fused_norm: a norm is one kernel and keeps no fp32 copy. fused_mlp: the MLP's activation and product are one kernel.
     """
 
     model: ModelShape
@@ -48,14 +51,12 @@ class Workload:
     flash_attention: bool = True
     fused_norm: bool = False
     fused_mlp: bool = False
-    logit_bytes: float = 12.0
-    scale_bytes: float = DOUBLE_QUANTISED
+    logit_bytes: float = PLAIN_LOGIT_BYTES
     loss_chunk_tokens: int = 0
-    foreach_optimizer: bool = False
     offload: str = "none"
     lora_rank: int = 16
     lora_targets: tuple[str, ...] = ()
-    fp8: bool = False
+    lora_saved: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -72,62 +73,89 @@ class Workload:
         """Workers that share one copy of the model."""
         return 1 if self.sharding == "single" else self.world_size // self.replicate
 
-    def adapters(self) -> tuple[Tensor, ...]:
-        """The LoRA matrices: A [rank, in] and B [out, rank] for each target layer."""
+    @property
+    def recomputed(self) -> float:
+        return RECOMPUTED[self.activation_checkpointing]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of a trained weight as it rests: fp32 master weights unless `precision` is bf16."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of an element of an activation, of a gathered weight and of a frozen one."""
+        return 4 if self.precision == "fp32" else 2
+
+    @cached_property
+    def trained(self) -> tuple[Tensor, ...]:
+        """The parameters that the optimizer updates: all, or LoRA's A [rank, in] and B [out, rank] of each target and trained copies."""
         if self.method == "full":
-            return ()
+            return self.model.tensors
         found = []
         for tensor in self.model.tensors:
-            name = tensor.name.removesuffix(".weight")
-            if tensor.linear and tensor.layer is not None and (not self.lora_targets or name.rsplit(".", 1)[-1] in self.lora_targets):
+            module = tensor.name.rpartition(".")[0]
+            name = module.rsplit(".", 1)[-1]
+            if tensor.linear and tensor.layer is not None and (not self.lora_targets or name in self.lora_targets):
                 out, width = tensor.shape
-                found += [Tensor(f"{name}.lora_A", (self.lora_rank, width)), Tensor(f"{name}.lora_B", (out, self.lora_rank))]
+                found += [Tensor(f"{module}.lora_A.weight", (self.lora_rank, width)), Tensor(f"{module}.lora_B.weight", (out, self.lora_rank))]
+            if set(module.split(".")) & set(self.lora_saved):
+                found.append(Tensor(f"{module}.modules_to_save.weight", tensor.shape))
         return tuple(found)
 
-    def trained(self) -> tuple[Tensor, ...]:
-        """The parameters that the optimizer updates."""
-        return self.model.tensors if self.method == "full" else self.adapters()
+    @cached_property
+    def trained_parameters(self) -> int:
+        return sum(t.numel for t in self.trained)
+
+    @cached_property
+    def trained_shard(self) -> int:
+        """Trained elements that rank 0 holds."""
+        return sum(shard_numel(t.shape, self.shards) for t in self.trained)
 
 
-def config_shape(config: Config) -> ModelShape:
-    """The shape of the model a configuration trains. Raises ModelError."""
+def shard_numel(shape: tuple[int, ...], shards: int, rank: int = 0) -> int:
+    """Elements that a rank holds: the first dimension is cut into ceil(d0 / shards) rows; the last ranks may hold fewer, or none."""
+    rows = math.ceil(shape[0] / shards)
+    return max(0, min(rows, shape[0] - rank * rows)) * math.prod(shape[1:])
+
+
+def config_shape(config: Config, vocab_size: int | None = None) -> ModelShape:
+    """The shape of the model a configuration trains. vocab_size: the tokenizer's, where it is known. Raises ModelError."""
     if config.model.path:
         return model_shape(read_config(config.model.path))
-    return model_shape({"vocab_size": config.data.vocab_size, **config.model.config})
+    keys = {"vocab_size": config.data.vocab_size, **config.model.config}
+    return model_shape({**keys, "vocab_size": vocab_size} if vocab_size else keys)
 
 
-def from_config(config: Config, machine: Machine, shape: ModelShape | None = None, **changes: Any) -> Workload:
-    """The workload of a configuration on a machine, one worker a GPU. Raises WorkloadError.
-
-    changes: fields to set otherwise, such as world_size. `train.micro_batch_size: auto` is worked out by `memory.resolve`.
-    """
+def from_config(config: Config, world_size: int, shape: ModelShape | None = None) -> Workload:
+    """The workload of a configuration on so many workers; `train.micro_batch_size: auto` is taken as 1. Raises WorkloadError."""
     shape = shape or config_shape(config)
     if config.data.seq_len > shape.context:
         raise WorkloadError(f"data.seq_len: is {config.data.seq_len}, the model's context is {shape.context}; use blocks of at most {shape.context}")
-    world = changes.pop("world_size", machine.gpus)
-    if world % config.model.replicate:
-        raise WorkloadError(f"model.replicate: is {config.model.replicate}, which does not divide the {world} GPUs of hardware.nodes x hardware.gpus_per_node")
-    gpu = machine.gpu.name != "cpu"
+    if world_size % config.model.replicate:
+        raise WorkloadError(f"model.replicate: is {config.model.replicate}, which does not divide {world_size} workers")
+    model = config.model
     workload = Workload(
         model=shape,
-        method=config.model.method,
-        precision=config.model.precision,
+        method=model.method,
+        precision=model.precision,
         optimizer=config.train.optimizer,
-        sharding="zero3" if config.model.sharding == "zero3" else "fsdp2",
-        world_size=world,
-        replicate=config.model.replicate,
+        sharding="zero3" if model.sharding == "zero3" else "fsdp2",
+        world_size=world_size,
+        replicate=model.replicate,
         seq_len=config.data.seq_len,
-        activation_checkpointing=config.model.activation_checkpointing,
-        flash_attention=config.model.attention in ("flash_attention_2", "sdpa") or (config.model.attention == "auto" and gpu),
-        fused_norm=config.model.compile,
-        fused_mlp=config.model.compile,
-        loss_chunk_tokens=config.model.loss_chunk_tokens,
-        offload=config.model.offload,
-        lora_rank=config.model.lora.rank,
-        lora_targets=tuple(config.model.lora.targets),
+        activation_checkpointing=model.activation_checkpointing,
+        flash_attention=model.attention != "eager",
+        fused_norm=model.compile,
+        fused_mlp=model.compile,
+        loss_chunk_tokens=model.loss_chunk_tokens,
+        offload=model.offload,
+        lora_rank=model.lora.rank,
+        lora_targets=tuple(model.lora.targets),
+        lora_saved=tuple(model.lora.modules_to_save),
     )
     micro = config.train.micro_batch_size
-    return with_micro_batch(replace(workload, **changes), micro if isinstance(micro, int) else 1, config.train.global_batch_size)
+    return with_micro_batch(workload, micro if isinstance(micro, int) else 1, config.train.global_batch_size)
 
 
 def with_micro_batch(workload: Workload, micro_batch_size: int, global_batch_size: int) -> Workload:
