@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import sys
@@ -145,6 +146,7 @@ def known_keys() -> list[str]:
     return list(_schema_fields())
 
 
+@functools.cache  # parsing the schema's source is most of what composing a configuration costs
 def field_docs(section: type) -> dict[str, str]:
     """The string under each field of a dataclass."""
     body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body  # type: ignore[attr-defined]
