@@ -13,6 +13,7 @@ from raytune70b.blocks.manifest import DataError, Manifest, read_manifest, verif
 from raytune70b.blocks.order import Order
 from raytune70b.blocks.stream import Feed, Reader, row_groups
 from raytune70b.config import UserError, get, known_keys, to_yaml
+from raytune70b.model.fingerprint import base_fingerprint
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.training.checkpoint import Cursor, newest
@@ -45,6 +46,9 @@ def prepare_run(config: Config) -> Prepared:
 
     check_model(hf_config(config.model, manifest.vocab_size), manifest.seq_len, manifest.vocab_size)
     order = Order(row_groups(manifest, "train"), config.run.seed, config.data.shuffle_window, config.train.global_batch_size)
+    from raytune70b.training.expected import fitted
+
+    config = fitted(config, run, manifest, total_steps(config, order))
     feed = Feed(Reader(data, manifest, "train"), order, micro_batch_size(config), total_steps(config, order))
     fingerprint = {key: get(config, key) for key in continuity_keys()}
     fingerprint["data"] = manifest.digest

@@ -31,6 +31,7 @@ from raytune70b.tracking.journal import next_launch, read_journal
 from raytune70b.tracking.watch import Watch
 from raytune70b.training.budget import Stopper, check_left
 from raytune70b.training.controller import ElasticTrainer
+from raytune70b.training.expected import expectation
 from raytune70b.training.job import ExactSplit, Job, train_on_worker
 from raytune70b.training.mailbox import STOP, Mailbox
 from raytune70b.training.prepared import Prepared, write_resolved
@@ -222,5 +223,6 @@ def start_record(prepared: Prepared) -> dict[str, Any]:
     return {
         "kind": "run_start", "config": to_dict(prepared.config), "total_steps": feed.total_steps, "steps_per_epoch": order.steps_per_epoch, "blocks": order.blocks,
         "tokens_per_step": order.global_batch_size * prepared.manifest.seq_len, "data": data,
+        "plan": expectation(prepared.config, manifest, feed.total_steps),
         "resumed_step": prepared.resumed.step if prepared.resumed else 0,
     }  # fmt: skip
