@@ -40,7 +40,7 @@ def start(config: Config) -> None:
     address = config.cluster.address
     if address == "local" or (address == "auto" and "RAY_ADDRESS" not in os.environ):
         cpus = config.cluster.workers[1] * config.cluster.cpus_per_worker + 1
-        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, round(cpus)), include_dashboard=True, **QUIET)
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, round(cpus)), include_dashboard=config.cluster.dashboard, **QUIET)
         return
     try:
         ray.init(address=None if address == "auto" else address, **QUIET)

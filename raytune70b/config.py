@@ -127,6 +127,7 @@ def _known(key: str) -> bool:
     return any(".".join(parts[:n]) in fields for n in range(1, len(parts) + 1)) or any(f.startswith(key + ".") for f in fields)
 
 
+@functools.cache
 def _schema_fields(section: type = Config, prefix: str = "") -> dict[str, tuple[dataclasses.Field, str, Any]]:
     """Dotted key -> (field, documentation, default) of every setting, in the schema's order."""
     found: dict[str, tuple[dataclasses.Field, str, Any]] = {}

@@ -198,6 +198,8 @@ class Checkpoint:
 class Cluster:
     address: str = "auto"
     """auto: the running Ray cluster (RAY_ADDRESS, or the one a job was submitted to), else one on this machine; local: always a new one here."""
+    dashboard: bool = True
+    """Start the Ray dashboard with a cluster that is started here."""
     workers: list[int] = several(2, 2)
     """[least, most] workers, one a GPU: the group shrinks and grows between them as nodes leave and join."""
     device: str = limited("auto", choices=("auto", "cpu", "gpu"))

@@ -1,0 +1,80 @@
+import dataclasses
+
+import pytest
+import yaml
+
+from raytune70b.config import CONF, ConfigError, commented_defaults, compose, differences, help_text, known_keys, to_dict, to_yaml
+from raytune70b.schema import Config
+
+
+def test_the_embedded_default_is_the_schema():
+    assert (CONF / "finetune.yaml").read_text() == commented_defaults(), "run `python -m raytune70b.config`"
+    assert compose([str(CONF / "finetune.yaml")]) == Config() == compose([])
+
+
+def test_every_key_has_its_documentation_and_its_comment():
+    lines = [line.strip() for line in (CONF / "finetune.yaml").read_text().splitlines()]
+    settings = [n for n, line in enumerate(lines) if line and not line.startswith("#") and not line.endswith(":")]
+    assert [lines[n].split(":")[0] for n in settings] == [key.split(".")[-1] for key in known_keys()]
+    assert all(lines[n - 1].startswith("# ") for n in settings)
+    shown = help_text("usage: x", tuple(f.name for f in dataclasses.fields(Config)))
+    assert all(f"  {key}=" in shown for key in known_keys())
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("train.lr=3e-4", ["train.lr", "train.learning_rate"]),
+        ("trian.epochs=2", ["trian.epochs", "train.epochs"]),
+        ("train.epochs=many", ["train.epochs", "many"]),
+        ("train.epochs=0", ["train.epochs", "0", "least is 1"]),
+        ("model.method=lorra", ["model.method", "lorra", "lora"]),
+        ("train.global_batch_size=10", ["train.micro_batch_size", "4", "10"]),
+        ("train.micro_batch_size=some", ["train.micro_batch_size", "some", "auto"]),
+        ("cluster.workers=[3,1]", ["cluster.workers", "[3, 1]", "least"]),
+        ("budget.usd=5000", ["budget.usd", "price_per_gpu_hour"]),
+        ("data=3", ["data"]),
+        ("conf/finetuen.yaml", ["finetuen", "finetune"]),
+        ("=3", ["=3"]),
+    ],
+)
+def test_mistakes_name_the_key_both_values_and_the_way_out(argument, words):
+    with pytest.raises(ConfigError) as raised:
+        compose([argument])
+    message = str(raised.value)
+    assert "\n" not in message and all(word in message for word in words), message
+
+
+def test_layers_lie_over_each_other(tmp_path):
+    (tmp_path / "base.yaml").write_text("train: {epochs: 2, learning_rate: 0.5}\n")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\ntrain: {learning_rate: 0.25}\n")
+    config = compose([str(tmp_path / "top.yaml"), "train.epochs=7"])
+    assert (config.train.epochs, config.train.learning_rate) == (7, 0.25)
+    assert compose(["train.epochs=7", str(tmp_path / "top.yaml")]).train.epochs == 7  # an override lies over every file
+
+
+def test_another_architecture_replaces_the_whole_model_config():
+    assert compose(["model.config={model_type: gpt2, n_embd: 8}"]).model.config == {"model_type": "gpt2", "n_embd": 8}
+    assert compose(["model.config.hidden_size=32"]).model.config["num_hidden_layers"] == 2
+
+
+def test_circles_and_broken_files(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    (tmp_path / "c.yaml").write_text("train: [\n")
+    (tmp_path / "d.yaml").write_text("- 1\n")
+    for name, word in {"a": "extends itself", "c": "not valid YAML", "d": "mapping"}.items():
+        with pytest.raises(ConfigError, match=word):
+            compose([str(tmp_path / f"{name}.yaml")])
+
+
+def test_the_resolved_configuration_comes_back_equal(tmp_path):
+    config = compose(["train.learning_rate=1e-5", "cluster.workers=[1,3]", "model.config.model_type=mistral"])
+    (tmp_path / "resolved.yaml").write_text(to_yaml(config))
+    assert compose([str(tmp_path / "resolved.yaml")]) == config
+    assert yaml.safe_load(to_yaml(config)) == to_dict(config)
+
+
+def test_differences_name_key_and_both_values():
+    old, new = to_dict(compose([])), to_dict(compose(["train.epochs=3", "run.name=x"]))
+    assert differences(old, new, ("train.",)) == ["train.epochs: 1 -> 3"]
