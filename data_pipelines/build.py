@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from data_pipelines import card, lineage, stages
+from data_pipelines import card, held_out, lineage, stages
 from data_pipelines.duplicates import Duplicates, find_duplicates
 from data_pipelines.extract import Extract, Rules, evaluation_hashes, extract
 from data_pipelines.progress import Progress
@@ -165,6 +165,7 @@ class _Build:
         encodes = [self.encode_unit(u, r, duplicates, fingerprint) for u, r in zip(extracts, extracted, strict=True)]
         encoded = run_stage("encode", self.work, stages.encode, encodes, self.progress)
         files = self.publish(encodes, encoded)
+        self.write_held_out(extracts, duplicates)
         if not files["train"]:
             raise InputError(f"data.inputs: {', '.join(data.inputs)}: no document is left to train on; {_reasons(extracted, encoded)}")
         counts = lineage.accounts(extracted, duplicates, encoded, data.seq_len)
@@ -223,6 +224,15 @@ class _Build:
         key = digest_of("encode", unit.key, dropped.tobytes().hex(), fingerprint, data.seq_len, data.validation_fraction)
         payload = stages.Encode(self.work / "extract", unit.key, dropped, data.validation_fraction, self.target / "tokenizer", fingerprint, data.seq_len)
         return Unit(key, payload, max(1, result["counts"].get("characters", 0)))
+
+    def write_held_out(self, extracts: list[Unit], duplicates: Duplicates) -> None:
+        """The validation split's documents as text, for evaluations."""
+        fraction, units = self.config.data.validation_fraction, []
+        for unit in extracts:
+            payload = held_out.Select(self.work / "extract", unit.key, _dropped(duplicates, unit), fraction)
+            units.append(Unit(digest_of("held out", unit.key, payload.dropped.tobytes().hex(), fraction), payload))
+        run_stage("held-out", self.work, held_out.select, units, self.progress)
+        held_out.join(self.work / "held-out", [u.key for u in units], self.target)
 
     def publish(self, units: list[Unit], results: list[Result]) -> dict[str, tuple[BlockFile, ...]]:
         """The data set's files: encoded shards in order, `data.file_blocks` blocks a file."""

@@ -7,7 +7,9 @@ line ends made whole; Word paragraphs and table rows come in the order of the pa
 
 from __future__ import annotations
 
+import codecs
 import io
+import re
 from collections.abc import Callable
 
 from data_pipelines.clean import join_hyphenated
@@ -15,6 +17,8 @@ from data_pipelines.clean import join_hyphenated
 BLOCKS = {"p", "div", "br", "li", "ul", "ol", "tr", "table", "section", "article", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "dd", "dt", "pre", "main"}
 PARAGRAPHS = BLOCKS - {"br", "li", "tr", "dd", "dt", "div"}
 LEFT_OUT = ["script", "style", "noscript", "template", "nav", "header", "footer", "aside", "form", "iframe", "svg", "button", "head"]
+
+CHARSET = re.compile(rb"""(?i)charset\s*=\s*["']?([\w-]+)""")
 
 
 class FormatError(ValueError):
@@ -37,7 +41,9 @@ def html_text(content: bytes) -> str:
     """The visible text of an HTML page."""
     from selectolax.lexbor import LexborHTMLParser
 
-    tree = LexborHTMLParser(content)  # finds the encoding from the page itself
+    named = CHARSET.search(content[:2000])
+    text = content.decode(named[1].decode(), "replace") if named and _known(named[1].decode()) else text_of(content)
+    tree = LexborHTMLParser(text)
     root = tree.body or tree.root
     if root is None:
         return ""
@@ -50,6 +56,13 @@ def html_text(content: bytes) -> str:
         elif node.tag in BLOCKS:
             parts.append("\n\n" if node.tag in PARAGRAPHS else "\n")
     return "".join(parts)
+
+
+def _known(encoding: str) -> bool:
+    try:
+        return bool(codecs.lookup(encoding))
+    except LookupError:
+        return False
 
 
 def _spaced(text: str) -> str:

@@ -164,7 +164,7 @@ def _files_of(text: str) -> Iterator[InputFile]:
 def _input_file(folder: Folder, name: str, label: str, size: int) -> InputFile:
     info = folder.filesystem.get_file_info(folder.path(name))
     kind = next((f for suffix, f in FORMATS.items() if name.lower().endswith(suffix)), "")
-    return InputFile(folder.uri, name, label, kind, size, info.mtime_ns or 0)
+    return InputFile(str(folder.local or folder.uri), name, label, kind, size, info.mtime_ns or 0)
 
 
 def scan_files(files: list[InputFile], shard_bytes: int, known: dict[str, Scan]) -> dict[str, Scan]:
