@@ -140,6 +140,7 @@ def _existing(target: Folder, key: str) -> Manifest | None:
     except DataError:
         return None
     whole = all(target.size(f.name) == f.bytes for split in SPLITS for f in manifest.splits[split])
+    whole = whole and target.size(held_out.HELD_OUT) is not None
     return manifest if whole and manifest.lineage.get("key") == key else None
 
 
