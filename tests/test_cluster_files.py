@@ -1,0 +1,27 @@
+"""cluster.yaml is what Ray's cluster launcher takes."""
+
+from pathlib import Path
+
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_launcher_accepts_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # the launcher notes a cluster's state there
+    config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    assert set(config["file_mounts"].values()) == {"~/.ray/auth_token", "."}
+    config["file_mounts"] = {}
+    prepared = prepare_config(config)
+    validate_config(prepared)
+    assert prepared["provider"]["type"] == "local" and 1 + len(prepared["provider"]["worker_ips"]) == 2
+
+
+def test_only_the_loopback_is_served_and_the_metrics_port_is_free():
+    config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    head = next(c for c in config["head_start_ray_commands"] if "--head" in c)
+    assert "--dashboard-host=127.0.0.1" in head and "RAY_AUTH_MODE=token" in head
+    for command in (head, config["worker_start_ray_commands"][-1]):
+        port = int(command.split("--metrics-export-port=")[1].split()[0])
+        assert not 10002 <= port <= 19999  # Ray's workers listen there
