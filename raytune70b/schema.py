@@ -361,6 +361,38 @@ class Sweep:
 
 
 @dataclass
+class Evaluation:
+    model: Optional[str] = None
+    """A Hugging Face model folder to evaluate in place of a run's checkpoint."""
+    base: Optional[str] = None
+    """The model folder to compare with; empty: what the run started from."""
+    compare: bool = True
+    """Evaluate the base model too, and show the change with its interval."""
+    max_texts: Optional[int] = limited(2000, low=1)
+    """Held-out documents to score, spread over the validation split; empty: all."""
+    max_conversations: Optional[int] = limited(500, low=1)
+    """Held-out conversations whose answers are generated; empty: all."""
+    max_new_tokens: int = limited(96, low=1)
+    """Longest answer in tokens."""
+    batch_size: int = limited(32, low=1)
+    """Prompts answered at once by one worker."""
+    batch_tokens: int = limited(16384, low=1)
+    """Tokens scored at once by one worker."""
+    dtype: str = limited("auto", choices=("auto", "fp32", "bf16", "fp16"))
+    """Precision to compute in; auto is the model folder's own."""
+    gpus_per_model: int = limited(1, low=1)
+    """GPUs that one copy of the model is spread over, where there are GPUs; `cluster.workers` copies work side by side."""
+    resamples: int = limited(1000, low=10)
+    """Bootstrap samples behind every interval."""
+    confidence: float = limited(0.95, above=0, high=0.999)
+    """Share of the bootstrap samples inside an interval."""
+    samples: int = limited(24, low=0)
+    """Answers shown side by side on the page."""
+    lm_eval: list[str] = several()
+    """Tasks of lm-evaluation-harness to run as well, from data that is on disk already. Needs lm-eval installed."""
+
+
+@dataclass
 class Export:
     path: Optional[str] = None
     """Where the model folder goes: a folder or any fsspec URI; empty: `export` in the run folder."""
@@ -394,6 +426,7 @@ class Config:
     hardware: Hardware = field(default_factory=Hardware)
     claims: Claims = field(default_factory=Claims)
     export: Export = field(default_factory=Export)
+    evaluation: Evaluation = field(default_factory=Evaluation)
     sweep: Sweep = field(default_factory=Sweep)
 
     def problems(self) -> Iterator[Problem]:
