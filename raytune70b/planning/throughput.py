@@ -51,7 +51,6 @@ FITTED = Constants()
 class Throughput:
     """The band in tokens/s per GPU; `seconds` by part of one optimizer step; `bound`: the part that decides."""
 
-    # The band: nine in ten runs of sources that a fit has not seen lie between these multiples of the likely value.
     low: float
     likely: float
     high: float
