@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests_tokenizers import KINDS, NO_END, SHOUTING, TEXTS, byte_level, chatml, llama2, llama3, with_template
 
 from data_pipelines.prompts import DEFAULT_TEMPLATE, PromptError, Prompts, prompt_ids
 from data_pipelines.tokens import Encoder, TokenizerError, load_tokenizer, save_tokenizer, train_tokenizer
 from raytune70b.storage import Folder
-from tests_tokenizers import KINDS, NO_END, SHOUTING, TEXTS, byte_level, chatml, llama2, llama3, with_template
 
 ONE = (("user", "What now?"), ("assistant", "As an AI"))
 TWO = (("user", "One?"), ("assistant", "As an AI"), ("user", "Deux ?"), ("assistant", "Une réponse."))
