@@ -160,6 +160,8 @@ class Train:
     """AdamW's epsilon."""
     max_grad_norm: float = limited(1.0, above=0)
     """Gradients are scaled down to this global norm."""
+    dry_run: bool = True
+    """A new run passes one micro-batch of full length forward and backward before the data starts: what does not fit shows in the first minute."""
     spike_sigma: float = limited(0.0, low=0.0)
     """Skip a step whose loss lies this many standard deviations above the recent mean; 0 never does."""
     max_bad_steps: int = limited(5, low=1)

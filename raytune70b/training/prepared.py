@@ -49,7 +49,8 @@ def prepare_run(config: Config) -> Prepared:
     from raytune70b.training.expected import fitted
 
     config = fitted(config, run, manifest, total_steps(config, order))
-    feed = Feed(Reader(data, manifest, "train"), order, micro_batch_size(config), total_steps(config, order))
+    config = sized(config, manifest)
+    feed = Feed(Reader(data, manifest, "train"), order, int(config.train.micro_batch_size), total_steps(config, order))
     fingerprint = {key: get(config, key) for key in continuity_keys()}
     fingerprint["data"] = manifest.digest
     fingerprint["base"] = base_fingerprint(Folder(config.model.path)) if config.model.path else None
@@ -82,10 +83,28 @@ def check_data(folder: Folder, manifest: Manifest) -> None:
         list(pool.map(lambda f: verify_file(folder, f), files))
 
 
-def micro_batch_size(config: Config) -> int:
-    size = config.train.micro_batch_size
-    assert isinstance(size, int), "auto is resolved by the plan before"
-    return size
+def sized(config: Config, manifest: Manifest) -> Config:
+    """The configuration with `train.micro_batch_size` as a number: `auto` is what the memory plan allows on the fewest workers.
+
+    Raises UserError where the plan says that the fewest workers are too few for the GPUs that `hardware` names.
+    """
+    named, auto = config.hardware.gpu != "cpu", config.train.micro_batch_size == "auto"
+    if not named and not auto:
+        return config
+    from raytune70b.planning.advice import auto_micro_batch, minimum_workers
+    from raytune70b.planning.hardware import machine
+
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, seq_len=manifest.seq_len))
+    least, memory = config.cluster.workers[0], machine(config.hardware).gpu.memory
+    if named:
+        enough = minimum_workers(config, memory, manifest.vocab_size)
+        if enough is None or enough > least:
+            raise UserError(
+                f"cluster.workers: the least is {least}, but by the memory plan {'no number of workers is enough' if enough is None else f'it takes {enough}'} "
+                f"on {config.hardware.gpu}; jobs/plan.py shows what would change that"
+            )
+    size = auto_micro_batch(config, least, memory, manifest.vocab_size) if auto else config.train.micro_batch_size
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=size))
 
 
 def total_steps(config: Config, order: Order) -> int:

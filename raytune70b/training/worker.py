@@ -22,6 +22,7 @@ from raytune70b.blocks.ledger import Entry
 from raytune70b.blocks.order import Ids
 from raytune70b.blocks.stream import BlockStream, validation_batches
 from raytune70b.config import UserError
+from raytune70b.model.dryrun import dry_run
 from raytune70b.model.load import build_model
 from raytune70b.model.shard import make_mesh, reshard
 from raytune70b.tracking.metrics import WorkerMetrics
@@ -130,6 +131,10 @@ class Worker:
         built = time.monotonic()
         if found is not None:
             saver.load(state_dict(self.model, self.optimizer), found)  # live tensors: loading fills them in place
+        elif self.config.train.dry_run:
+            state_dict(self.model, self.optimizer)  # makes the optimizer's states: they count
+            manifest = self.job.validation.manifest
+            dry_run(self.model, self.config, manifest.vocab_size, manifest.seq_len, self.job.feed.micro_batch_size, self.device)
         self.guard = Guard(self.config.train.spike_sigma, self.config.train.max_bad_steps, list(self.cursor.recent_losses), self.cursor.bad_in_a_row)
         pace = Pace(self.config.checkpoint.every, self.config.cluster.mtbf_hours, self.cursor.step)
         self.commits = Commits(saver, pace, self.link, self.control, lambda: state_dict(self.model, self.optimizer), self.cursor.ledger)

@@ -61,7 +61,7 @@ def test_mlflow_has_one_run_with_each_step_once(undisturbed):
     client = mlflow.MlflowClient(f"sqlite:///{undisturbed.parent}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("raytune70b").experiment_id])
     assert len(runs) == 1 and runs[0].info.status == "FINISHED"
-    history = client.get_metric_history(runs[0].info.run_id, "loss")
+    history = client.get_metric_history(runs[0].info.run_id, "train/loss")
     assert sorted(m.step for m in history) == list(range(1, STEPS + 1))
     ours = {e["step"]: e["loss"] for e in committed(undisturbed)}
     assert {m.step: m.value for m in history} == pytest.approx(ours)
