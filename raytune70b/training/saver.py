@@ -8,6 +8,7 @@ rank's shard in host memory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -114,10 +115,21 @@ class Saver:
             self._on_rank_0(lambda: self._publish(folder, sums, cursor, entries))
         except BaseException as failure:  # CheckpointException is no Exception; whatever it is, training goes on and says so
             error = _root_cause(failure)
+            self._clear(folder)
         self._outcome = Outcome(cursor.step, folder.uri, error, stall, time.monotonic() - begin, size, None if error else cursor)
 
+    def _clear(self, folder: Folder) -> None:
+        """Makes room for the next save: on a full disk a half-written checkpoint would keep it from fitting."""
+        if self._rank == 0:
+            with contextlib.suppress(OSError):
+                folder.delete()
+
     def _write_shards(self, folder: Folder, staged: State) -> dict[str, tuple[int, str]]:
-        self._on_rank_0(lambda: (folder.delete(), folder.make()))
+        def clear() -> None:
+            folder.delete()
+            folder.make()
+
+        self._on_rank_0(lambda: retried(clear, self._settings.retries))
 
         def write() -> ShardWriter:
             writer = ShardWriter(folder)
@@ -136,14 +148,15 @@ class Saver:
         return {name: tuple(entry) for part in parts for name, entry in part.items()}
 
     def _publish(self, folder: Folder, sums: dict[str, tuple[int, str]], cursor: Cursor, entries: list[Entry]) -> None:
+        parent = cursor.ledger
+
         def publish() -> None:
             if entries:
-                cursor.ledger = write_segment(self._run / "ledger", entries, cursor.ledger)
+                cursor.ledger = write_segment(self._run / "ledger", entries, parent)  # a second try must not follow the first one's segment
             folder.write(CURSOR, cursor_bytes(cursor))
             files = {**sums, CURSOR: (folder.size(CURSOR), folder.checksum(CURSOR))}
             folder.write(MANIFEST, json.dumps({"step": cursor.step, "world_size": self._world, "files": files}, indent=1).encode())
 
-        parent = cursor.ledger
         try:
             retried(publish, self._settings.retries)
         except BaseException:

@@ -28,6 +28,7 @@ class _Hashing(io.RawIOBase):
 
     def __init__(self, raw: Any):
         self._raw, self.digest, self.bytes = raw, xxhash.xxh3_128(), 0
+        self.refused: OSError | None = None
 
     def writable(self) -> bool:
         return True
@@ -35,7 +36,11 @@ class _Hashing(io.RawIOBase):
     def write(self, data: Any) -> int:
         self.digest.update(data)
         self.bytes += memoryview(data).nbytes
-        self._raw.write(data)
+        try:
+            self._raw.write(data)
+        except OSError as error:
+            self.refused = error
+            raise
         return memoryview(data).nbytes
 
     def tell(self) -> int:
@@ -61,7 +66,10 @@ class StorageFiles(FileSystemBase):
         local = self.folder.local
         with (local / name).open("wb") if local else self.folder.filesystem.open_output_stream(self.folder.path(name)) as raw:
             stream = _Hashing(raw)
-            yield stream
+            try:
+                yield stream
+            except RuntimeError as error:  # torch.save hides a full disk behind "unexpected pos"
+                raise stream.refused or error from error
         self.sums[name] = (stream.bytes, stream.digest.hexdigest())
 
     def concat_path(self, path: str | os.PathLike, suffix: str) -> str:

@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine, real runs of jobs/finetune.py on it, and the means to hurt them.
 
-Each node has room for two workers of 1.5 CPUs, and one CPU left for reading data. The head has no CPUs, so that every
-worker's node can be taken away.
+A node has room for two workers of 1.5 CPUs and one CPU left to read data. The head has no CPUs, so that every worker's node
+can be taken away.
 """
 
 from __future__ import annotations
@@ -13,39 +13,51 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ray.cluster_utils import Cluster
 
-from raytune70b.tracking.journal import lineage, parse_journal
+from raytune70b.tracking.journal import parse_journal
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ("model.config.hidden_size=16", "model.config.intermediate_size=32", "model.config.num_hidden_layers=1", "model.config.num_attention_heads=2",
-        "model.config.num_key_value_heads=1", "model.precision=fp32")  # fmt: skip
+MODEL = ("model.config.hidden_size=16", "model.config.intermediate_size=32", "model.config.num_hidden_layers=1", "model.config.num_attention_heads=2",
+         "model.config.num_key_value_heads=1", "model.precision=fp32")  # fmt: skip
+PATIENCE_S = 240.0
+"""How long a test waits for what takes seconds on a quiet machine."""
 
 Record = dict[str, Any]
 
 
 class Fleet:
-    """The cluster; nodes come and go by `grow` and `lose`."""
+    """The cluster, and the file that tells its workers how to misbehave. Nodes come and go by `size`, `join` and `lose`."""
 
-    def __init__(self) -> None:
-        os.environ["RAY_AUTH_MODE"] = "disabled"
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None):
+        self.faults = folder / "faults.json"
+        self.misbehave()
+        self._environment = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "FAULTS_FILE": str(self.faults), "PYTHONPATH": f"{Path(__file__).parent / 'injected'}", **(environment or {})}
+        self._before = {name: os.environ.get(name) for name in self._environment}
+        os.environ.update(self._environment)  # the nodes' processes inherit it
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes: list[Any] = []
 
-    @property
-    def address(self) -> str:
-        return self.cluster.address
+    def misbehave(self, **faults: Any) -> None:
+        """What the workers do from their next step on; see injected/sitecustomize.py."""
+        new = self.faults.with_suffix(".new")
+        new.write_text(json.dumps(faults))
+        new.replace(self.faults)
+
+    def join(self, cpus: float = 4) -> None:
+        self.nodes.append(self.cluster.add_node(num_cpus=cpus, wait=True))
 
     def size(self, nodes: int) -> None:
-        """Brings the cluster to so many nodes."""
+        """Brings the cluster to so many nodes of two workers; what is not like that goes."""
+        for node in [*self.nodes]:
+            if node._ray_params.num_cpus != 4 or len(self.nodes) > nodes:
+                self.lose(node.node_id)
         while len(self.nodes) < nodes:
-            self.nodes.append(self.cluster.add_node(num_cpus=4, wait=True))
-        while len(self.nodes) > nodes:
-            self.lose(self.nodes[-1].node_id)
+            self.join()
 
     def lose(self, node_id: str) -> None:
         """Kills a node's raylet and workers with SIGKILL."""
@@ -55,12 +67,23 @@ class Fleet:
 
     def preempt(self, node_id: str, deadline_s: int) -> None:
         """The notice that a cloud gives before it takes a node back."""
-        command = [Path(sys.executable).parent / "ray", "drain-node", "--address", self.address, "--node-id", node_id, "--reason",
+        command = [Path(sys.executable).parent / "ray", "drain-node", "--address", self.cluster.address, "--node-id", node_id, "--reason",
                    "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test", "--deadline-remaining-seconds", str(deadline_s)]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True)
 
+    def start(self, name: str, runs: Path | str, data: Path | str, outputs: Path, *settings: str) -> Launch:
+        """Starts jobs/finetune.py as its own process."""
+        output = outputs / f"{name}-{time.time_ns()}.txt"
+        command = [sys.executable, str(ROOT / "jobs/finetune.py"), f"run.name={name}", f"run.path={runs}", f"data.path={data}",
+                   f"cluster.address={self.cluster.address}", "cluster.cpus_per_worker=1.5", *MODEL, *settings]  # fmt: skip
+        with output.open("w") as sink:
+            process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, cwd=ROOT)
+        return Launch(process, Path(runs) / name, output)
+
     def close(self) -> None:
         self.cluster.shutdown()
+        for name, value in self._before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 @dataclass
@@ -70,13 +93,13 @@ class Launch:
     process: subprocess.Popen
     folder: Path
     output: Path
-    begin: float = field(default_factory=time.time)
 
-    def records(self) -> list[Record]:
+    def records(self, kind: str | None = None) -> list[Record]:
         journal = self.folder / "journal.jsonl"
-        return parse_journal(journal.read_bytes()) if journal.exists() else []
+        records = parse_journal(journal.read_bytes()) if journal.exists() else []
+        return [r for r in records if kind in (None, r["kind"])]
 
-    def until(self, found: Callable[[list[Record]], Any], timeout_s: float = 120.0) -> Any:
+    def until(self, found: Callable[[list[Record]], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Waits for `found(records)` to be true, and returns it. Fails when the driver ends before."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
@@ -87,49 +110,36 @@ class Launch:
             if ended:
                 break
             time.sleep(0.05)
-        raise AssertionError(f"did not come about in {timeout_s} s (exit code {self.process.poll()}):\n{self.output.read_text()[-3000:]}")
+        raise AssertionError(f"did not come about in {timeout_s} s (exit code {self.process.poll()}):\n{self.text()[-3000:]}")
 
-    def until_step(self, step: int, timeout_s: float = 120.0) -> None:
-        self.until(lambda records: any(r["kind"] == "step" and r["step"] >= step for r in records), timeout_s)
+    def until_steps(self, more: int) -> None:
+        """Waits for so many more steps."""
+        seen = len(self.records("step"))
+        self.until(lambda records: sum(r["kind"] == "step" for r in records) >= seen + more)
+
+    def until_world(self, size: int, since: float = 0.0) -> float:
+        """Waits for a step of a group of so many workers that started after `since`; returns the step's time."""
+        found = self.until(lambda records: [r for r in records if r["kind"] == "step" and r["world_size"] == size and r["time"] > started(records, since)])
+        return found[0]["time"]
 
     def workers(self) -> list[Record]:
         """[{rank, host, pid, node}] of the newest worker group."""
         return self.until(lambda records: [r["workers"] for r in records if r["kind"] == "group_start"])[-1]
 
-    def end(self, timeout_s: float = 180.0) -> int:
+    def end(self, timeout_s: float = PATIENCE_S) -> int:
         """The exit code, when the run has ended by itself."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGKILL)
-            raise AssertionError(f"the run did not end in {timeout_s} s:\n{self.output.read_text()[-3000:]}") from None
+            raise AssertionError(f"the run did not end in {timeout_s} s:\n{self.text()[-3000:]}") from None
+        finally:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGKILL)
+
+    def text(self) -> str:
+        return self.output.read_text()
 
 
-def launch(name: str, *settings: str, runs: Path, data: Path, address: str, environment: dict[str, str] | None = None) -> Launch:
-    """Starts jobs/finetune.py as its own process."""
-    output = runs / f"{name}-{time.time_ns()}.txt"
-    runs.mkdir(exist_ok=True, parents=True)
-    command = [sys.executable, str(ROOT / "jobs/finetune.py"), f"run.name={name}", f"run.path={runs}", f"data.path={data}", f"cluster.address={address}",
-               "cluster.cpus_per_worker=1.5", *TINY, *settings]  # fmt: skip
-    with output.open("w") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}, cwd=ROOT)
-    return Launch(process, runs / name, output)
-
-
-def pause(records: list[Record], when: float) -> float:
-    """Seconds from `when` (unix) to the first step that a later worker group finished."""
-    started = next(r["time"] for r in records if r["kind"] == "group_start" and r["time"] > when)
-    return next(r["time"] for r in records if r["kind"] == "step" and r["time"] > started) - when
-
-
-def losses(folder: Path) -> dict[int, float]:
-    """The loss of every step of the committed lineage."""
-    return {r["step"]: r["loss"] for r in lineage(parse_journal((folder / "journal.jsonl").read_bytes()), "step")}
-
-
-def steps(records: list[Record]) -> list[int]:
-    return [r["step"] for r in records if r["kind"] == "step"]
-
-
-def to_json(value: Any) -> str:
-    return json.dumps(value)
+def started(records: list[Record], since: float) -> float:
+    """When the first worker group after `since` started; infinity while none has."""
+    return next((r["time"] for r in records if r["kind"] == "group_start" and r["time"] > since), float("inf"))

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raytune70b.blocks.ledger import lineage
+from raytune70b.storage import Folder
+from raytune70b.training.checkpoint import newest
+from raytune70b.training.proof import prove
+from tests.conftest import write_blocks
+from tests.faults import undisturbed
+from tests.faults.fleet import MODEL, Fleet, Launch
+
+STEPS = 160
+SETTINGS = ("train.epochs=2", "checkpoint.every=7", "validation.every=40", "validation.max_blocks=4", "train.warmup_steps=5", "cluster.resize_check_s=2",
+            "tracking.close_timeout_s=120")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    """A data set of 80 steps an epoch, at 16 blocks a step."""
+    folder = tmp_path_factory.mktemp("data")
+    write_blocks(Folder(folder), {"train": [600, 680], "validation": [16]}, seq_len=16, group=64)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reference(data, tmp_path_factory):
+    return undisturbed.train([f"data.path={data}", f"run.path={tmp_path_factory.mktemp('none')}", *MODEL, *SETTINGS])
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory):
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def start(fleet, data, tmp_path):
+    """Starts a run, the same again with the same name; what is still running at the end is ended."""
+    launches: list[Launch] = []
+
+    def begin(*settings: str) -> Launch:
+        launches.append(fleet.start("run", tmp_path, data, tmp_path, *SETTINGS, *settings))
+        return launches[-1]
+
+    yield begin
+    fleet.misbehave()
+    for launch in launches:
+        if launch.process.poll() is None:
+            launch.process.kill()
+            launch.process.wait()
+
+
+def check_undisturbed(launch: Launch, data: Path, reference) -> None:
+    """The committed run is the undisturbed one: every step's blocks and loss, the ledger, the checkpoints, MLflow's one run."""
+    import mlflow
+
+    run = Folder(launch.folder)
+    table = lineage(run / "ledger", newest(run / "checkpoints").ledger)[0]
+    assert table.column("block_ids").to_pylist() == reference.ids
+    assert table.column("loss").to_pylist() == pytest.approx(reference.losses, abs=1e-5)
+    assert prove(run, Folder(data)).faults == []
+    client = mlflow.MlflowClient(f"sqlite:///{launch.folder.parent}/mlflow.db")
+    (found,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert [m.step for m in client.get_metric_history(found.info.run_id, "train/loss")] == list(range(1, STEPS + 1))

@@ -1,0 +1,58 @@
+"""The driver is killed, or told to stop in the middle of a validation; the tracking database is locked; a checkpoint rots between launches."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import time
+
+import pytest
+
+from raytune70b.storage import Folder
+from raytune70b.training.checkpoint import folder_name, newest, whole_steps
+from tests.faults.conftest import check_undisturbed
+
+
+@pytest.mark.timeout(900)
+def test_a_run_goes_on_after_its_driver_was_killed_and_stopped(fleet, start, data, reference):
+    fleet.size(1)
+    fleet.misbehave(pace=0.05)
+    run = start("cluster.workers=[1,2]")
+    checkpoints = Folder(run.folder) / "checkpoints"
+    run.until_steps(5)
+    with sqlite3.connect(run.folder.parent / "mlflow.db", timeout=60) as database:
+        database.execute("BEGIN EXCLUSIVE")  # tracking stands still, training does not
+        run.until_steps(25)
+        database.rollback()
+    run.process.kill()
+    run.process.wait()
+
+    whole = whole_steps(checkpoints)
+    rotten = next((checkpoints / folder_name(whole[-1])).local.glob("*.distcp"))
+    content = bytearray(rotten.read_bytes())
+    content[len(content) // 2] ^= 1
+    rotten.write_bytes(content)
+    run = start("cluster.workers=[1,2]")
+    run.until_steps(1)
+    assert run.records("group_ready")[-1]["resumed_step"] == whole[-2]
+    assert any(f"step {whole[-1]} is not used" in r["text"] and "checksum" in r["text"] for r in run.records("warning"))
+    assert "checksum" in run.text()
+
+    stop_in_a_validation(run)
+    assert run.end() == 75
+    step = run.records("step")[-1]["step"]
+    assert newest(checkpoints).step == step and step % 40 == 0
+    assert not [r for r in run.records("validation") if r["step"] == step], "it was interrupted"
+
+    fleet.misbehave()
+    run = start("cluster.workers=[1,2]", "validation.max_blocks=4")
+    assert run.end() == 0
+    assert [r for r in run.records("validation") if r["step"] == step], "and is made up for"
+    check_undisturbed(run, data, reference)
+
+
+def stop_in_a_validation(run) -> None:
+    """SIGTERM as soon as a step is done after which a validation is due (goodfire-ai/spd#677)."""
+    run.until(lambda records: records[-1]["kind"] == "step" and records[-1]["step"] % 40 == 0 and records[-1]["launch"] == 2)
+    run.process.send_signal(signal.SIGTERM)
+    time.sleep(0)
