@@ -123,7 +123,7 @@ class Model:
     loss_chunk_tokens: int = limited(1024, low=0)
     """Tokens whose logits are held at once when the loss is computed; 0 holds them all."""
     sharding: str = limited("fsdp", choices=("fsdp", "zero3"))
-    """The sharding engine: PyTorch FSDP2, or DeepSpeed ZeRO-3."""
+    """The sharding engine: fsdp is PyTorch FSDP2; zero3 is DeepSpeed ZeRO-3, for jobs/plan.py only."""
     replicate: int = limited(1, low=1)
     """Hybrid sharding: copies of the model; each is sharded over world_size / replicate workers."""
     offload: str = limited("none", choices=("none", "optimizer", "params"))
