@@ -1,0 +1,41 @@
+"""Find the learning rate, batch and warm-up for a full run by short trials on a share of its data.
+
+usage: python jobs/sweep.py [conf/sweep.yaml] [FILE.yaml ...] [key=value ...]
+
+Then: python jobs/finetune.py conf/finetune.yaml runs/sweep/best.yaml
+The same command again runs only what is missing.
+
+exit codes: 0 there is an answer; 1 every trial failed; 2 wrong input or configuration; 3 every learning rate diverged;
+75 stopped, run the same command again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout or an uploaded copy, installed or not
+
+from raytune70b.config import main_with_clear_errors
+from raytune70b.schema import Config
+
+SECTIONS = ("sweep", "run", "data", "model", "train", "validation", "checkpoint", "cluster", "tracking", "budget")
+
+
+def main(config: Config) -> int:
+    from raytune70b.blocks.manifest import MANIFEST
+    from raytune70b.cluster import use_token
+    from raytune70b.storage import Folder
+
+    use_token()
+    if config.data.inputs == ["sample"] and not Folder(config.data.path).exists(MANIFEST):
+        from data_pipelines.build import prepare
+
+        prepare(config)
+    from raytune70b.sweep.run import prepare_sweep, run
+
+    return run(prepare_sweep(config))
+
+
+if __name__ == "__main__":
+    sys.exit(main_with_clear_errors(__doc__ or "", SECTIONS, main))

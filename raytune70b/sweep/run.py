@@ -1,0 +1,148 @@
+"""A sweep from beginning to end: stages of trials until nothing is missing, then the answer.
+
+Each trial's result is a file in the sweep's folder as soon as it is there. The same command again reads them, runs what is missing
+and comes to the same answer.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from raytune70b import cluster
+from raytune70b.config import UserError
+from raytune70b.schema import Config
+from raytune70b.storage import Folder
+from raytune70b.sweep import report
+from raytune70b.sweep.answer import ALL_DIVERGED, ALL_FAILED, FOUND, Answer, answer
+from raytune70b.sweep.budget import affordable, cost, plan_line, progress_line
+from raytune70b.sweep.children import Children
+from raytune70b.sweep.points import Result, elapsed, read_results, write_result
+from raytune70b.sweep.setting import full_tokens, settings, space, sweep_folder, trial_config, trial_tokens
+from raytune70b.sweep.stages import Results, Stage, next_stage
+from raytune70b.sweep.trials import room, run_stage
+from raytune70b.tracking.console import duration
+from raytune70b.training.prepared import Prepared, prepare_run
+
+EXIT = {FOUND: 0, ALL_FAILED: 1, ALL_DIVERGED: 3}
+GO_ON = 75
+"""Stopped before there was an answer: the same command continues."""
+SETTINGS = "settings.json"
+
+
+def prepare_sweep(config: Config) -> Prepared:
+    """Checks the full run's inputs. Its own folder is not looked at: the sweep writes into `sweep.name`."""
+    return prepare_run(replace(config, run=replace(config.run, name=config.sweep.name)))
+
+
+def run(prepared: Prepared) -> int:
+    """Runs what is missing, writes the answer and returns the exit code. The Ray session is the caller's if one runs already."""
+    sweep = Sweep(prepared)
+    owner = not ray.is_initialized()
+    cluster.start(prepared.config)
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: sweep.stop("SIGTERM"))
+        return sweep.run()
+    finally:
+        if owner:
+            ray.shutdown()
+
+
+class Sweep:
+    """One launch of a sweep."""
+
+    def __init__(self, prepared: Prepared):
+        self.prepared, self.config = prepared, prepared.config
+        self.folder = sweep_folder(self.config).make()
+        check_settings(self.folder, settings(prepared))
+        self.space = space(prepared)
+        self.results: Results = read_results(self.folder)
+        self._begin, self._before = time.monotonic(), elapsed(self.results.values())
+        self._stopped: str | None = None
+        self._room = 1
+
+    def stop(self, reason: str) -> None:
+        """Ends the launch soon; safe in a signal handler."""
+        self._stopped = self._stopped or reason
+
+    def run(self) -> int:
+        tokens, full = trial_tokens(self.prepared), full_tokens(self.prepared)
+        self._room = room(self.prepared)
+        self._say(plan_line(self.space.expected, self.space.most, tokens, full) + (f"; {len(self.results)} are there already" if self.results else ""))
+        children = Children(self.prepared, self.folder)
+        children.deliver(list(self.results.values()))
+        while self._stopped is None and (stage := next_stage(self.space, self.results)) is not None:
+            count, limit = affordable(self.config, self.results.values(), len(stage.points), self._room, tokens, full)
+            if count < 1:
+                self.stop(f"{limit} pays for no further trial")
+                break
+            self._run(replace(stage, points=stage.points[:count]))
+            children.deliver(list(self.results.values()))
+        return self._close(children)
+
+    def _run(self, stage: Stage) -> None:
+        self._say(f"{stage.name}: {len(stage.points)} trials, {min(self._room, len(stage.points))} at a time")
+        run_stage(self.prepared, self.folder, stage, self.results, self._take, self._over)
+        if self._stopped is None and any(p not in self.results for p in stage.points):
+            self.stop("interrupted" if not self._time_is_up() else f"sweep.hours: {self.config.sweep.hours:g} h are used")
+
+    def _take(self, result: Result, running: int) -> None:
+        self.results[result.point] = result
+        write_result(self.folder, result)
+        checkpoints = Folder(trial_config(self.prepared, result.point).run.path) / result.point.name / "checkpoints"
+        checkpoints.delete()  # a trial's weights are of no use once its loss is known
+        self._say(progress_line(list(self.results.values()), running, self.space.expected, self._room, result))
+
+    def _time_is_up(self) -> bool:
+        hours = self.config.sweep.hours
+        return hours is not None and self._before + time.monotonic() - self._begin > hours * 3600
+
+    def _over(self) -> bool:
+        return self._stopped is not None or self._time_is_up()
+
+    def _close(self, children: Children) -> int:
+        found = answer(self.space, self.results)
+        if self._stopped is not None and found.fit is not None:
+            found = replace(found, notes=(f"not complete: {self._stopped}; the same command continues", *found.notes))
+        report.write(self.prepared, self.folder, self.space, self.results, found)
+        code = EXIT.get(found.status, GO_ON)
+        if self._stopped is not None and not self._stopped.startswith("sweep."):
+            code = GO_ON
+        files = {n: self.folder.read(n) for n in ("answer.json", "trials.csv", report.BEST, *report.PICTURES) if self.folder.size(n) is not None}
+        children.close({"sweep.verdict": found.verdict, "sweep.learning_rate": f"{found.point.learning_rate:.3g}"}, files, "stopped" if code == GO_ON else "finished")
+        self._closing_lines(found)
+        return code
+
+    def _closing_lines(self, found: Answer) -> None:
+        results = list(self.results.values())
+        if results:
+            print(report.table_text(results), flush=True)
+        tokens, full = sum(r.tokens for r in results), full_tokens(self.prepared)
+        price = f", ${cost(self.config, results):,.2f}" if self.config.budget.price_per_gpu_hour is not None else ""
+        self._say(f"{len(results)} trials, {tokens:,} tokens ({tokens / full:.0%} of the full run's), {duration(elapsed(results))}{price}")
+        for line in (found.verdict, *found.notes):
+            print(line, flush=True)
+        if found.deviation is not None:
+            print(f"noise between seeds {found.deviation:.4f}; differences count from {found.margin:.4f}", flush=True)
+        if found.fit is not None:
+            print(f"now: python jobs/finetune.py conf/finetune.yaml {self.folder.uri}/{report.BEST}", flush=True)
+
+    def _say(self, text: str) -> None:
+        if not self.config.run.quiet:
+            print(text, flush=True)
+
+
+def check_settings(folder: Folder, now: dict[str, Any]) -> None:
+    """Keeps the settings that the losses depend on with the sweep. Raises UserError where an earlier launch had others."""
+    if folder.size(SETTINGS) is None:
+        folder.write(SETTINGS, json.dumps(now, indent=1).encode())
+        return
+    before = json.loads(folder.read(SETTINGS))
+    changed = [f"{key}: {json.dumps(before.get(key))} -> {json.dumps(value)}" for key, value in now.items() if before.get(key) != json.loads(json.dumps(value))]
+    if changed:
+        raise UserError(f"{folder.uri} was begun with other settings: {'; '.join(changed[:5])}. Set them back, or choose another sweep.name")
