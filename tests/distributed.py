@@ -28,7 +28,7 @@ class ChildFailed(AssertionError):
     """A rank raised, died or hung; the message holds its traceback."""
 
 
-def run(body: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120.0) -> list[Any]:
+def run(body: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 600.0) -> list[Any]:
     """The results of `body(rank, world_size, *args)` on every rank, in rank order.
 
     Raises ChildFailed with the first failing rank's traceback; the other ranks are then ended.

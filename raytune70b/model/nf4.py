@@ -62,6 +62,8 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantise(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """The weight [rows, in] in `dtype`."""
+    import bitsandbytes  # noqa: F401 - registers the operator
+
     shape = (packed.shape[0], packed.shape[1] * 2)
     return torch.ops.bitsandbytes.dequantize_4bit(packed.view(-1, 1), scale.float().flatten(), BLOCK, "nf4", shape, dtype)
 

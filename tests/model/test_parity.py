@@ -14,6 +14,7 @@ from tests import reference
 from tests.distributed import run
 from tests.model import common
 
+pytestmark = pytest.mark.timeout(900)  # seconds where the cores are free
 STEPS = 20
 LEARNING_RATE = {"fp32": 3e-3, "bf16_mixed": 5e-4}
 ARCHITECTURES = tuple(reference.SIZES)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from raytune70b.config import UserError, compose
+from raytune70b.model.load import check_model, hf_config, skeleton
+from raytune70b.model.nf4 import dequantise, quantise
+from tests import reference
+from tests.distributed import run
+from tests.model import common
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("models")
+    reference.write_model(root / "llama", "llama", common.VOCAB, dtype=torch.bfloat16, max_shard_size="50KB")
+    for name in ("mixtral", "llama_tied"):
+        reference.write_model(root / name, name, common.VOCAB)
+    return root
+
+
+def random_config(precision: str = "fp32", *overrides: str):
+    return compose([f"model.precision={precision}", "model.loss_chunk_tokens=10", "model.config.hidden_size=32", *overrides])
+
+
+def build_everything(rank: int, world_size: int, folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Whole tensors of models of several kinds; all checks of sharded building share one start of the processes."""
+    found = {}
+    kinds = {
+        "random": random_config(),
+        "random_qlora": compose(["model.method=qlora", "model.precision=fp32"]),
+        "loaded": common.config_for(folder / "llama", "full", "fp32"),
+        "loaded_qlora": common.config_for(folder / "llama", "qlora", "bf16_mixed", "model.lora.modules_to_save=[lm_head,embed_tokens]"),
+        "experts": common.config_for(folder / "mixtral", "lora", "fp32"),
+        "bf16": random_config("bf16"),
+        "offloaded": random_config("fp32", "model.offload=params"),
+    }
+    for kind, config in kinds.items():
+        model, _ = common.build(config)
+        assert model.training
+        found[kind] = {name: common.full(t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    return found if rank == 0 else {}
+
+
+@pytest.fixture(scope="module")
+def built(folder):
+    return {world_size: run(build_everything, world_size, folder)[0] for world_size in (1, 3)}
+
+
+def test_weights_do_not_depend_on_the_number_of_workers(built):
+    """Random, loaded and quantised alike, with shards of unequal size and experts that do not divide by three."""
+    for kind, tensors in built[1].items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor.nan_to_num(), built[3][kind][name].nan_to_num()), f"{kind}: {name}"
+
+
+def test_loaded_weights_are_those_of_the_files_bit_for_bit(built, folder):
+    theirs = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32).state_dict()
+    assert theirs.keys() <= built[1]["loaded"].keys()
+    assert all(torch.equal(built[1]["loaded"][name], tensor) for name, tensor in theirs.items())
+    theirs = AutoModelForCausalLM.from_pretrained(folder / "mixtral", dtype=torch.float32).state_dict()
+    ours = {name.replace(".base_layer", ""): tensor for name, tensor in built[1]["experts"].items()}
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_qlora_quantises_every_linear_layer_and_keeps_trained_copies_exact(built, folder):
+    theirs = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32).state_dict()
+    ours = built[1]["loaded_qlora"]
+    packed = [name for name, tensor in ours.items() if tensor.dtype == torch.uint8]
+    assert len(packed) == 2 * 7
+    for name in packed:
+        weight = theirs[name.replace(".base_layer", "")]
+        back = dequantise(ours[name], ours[f"{name}_scale"], torch.float32)
+        blocks = weight.view(-1, 64)
+        assert ((back.view(-1, 64) - blocks).abs().amax(1) <= 0.17 * blocks.abs().amax(1)).all(), name
+    trained = ours["lm_head.modules_to_save.default.weight"]
+    assert trained.dtype == torch.float32 and torch.equal(trained, theirs["lm_head.weight"])
+    assert torch.equal(ours["model.embed_tokens.modules_to_save.default.weight"], theirs["model.embed_tokens.weight"])
+    assert ours["model.norm.weight"].dtype == torch.bfloat16
+
+
+def test_rotary_tables_stay_fp32_when_the_weights_are_bf16(built):
+    tensors = built[1]["bf16"]
+    assert tensors["model.layers.0.mlp.up_proj.weight"].dtype == torch.bfloat16
+    table = tensors["model.rotary_emb.inv_freq"]
+    assert table.dtype == torch.float32
+    size = 2 * len(table)
+    for n in range(len(table)):
+        assert math.cos(8191 * table[n].item()) == pytest.approx(math.cos(8191 * 10000 ** (-2 * n / size)), abs=2e-3)
+
+
+def test_rows_quantise_alone_as_they_do_together():
+    weight = torch.randn(10, 128)
+    packed, scale = quantise(weight)
+    for rows in (slice(0, 4), slice(4, 7), slice(9, 10)):
+        part, part_scale = quantise(weight[rows])
+        assert torch.equal(part, packed[rows]) and torch.equal(part_scale, scale[rows])
+
+
+def load(rank: int, world_size: int, config) -> None:
+    common.build(config)
+
+
+def damage(folder: Path, change) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), "lacks 1 tensors of the model, the first is model.norm.weight"),
+        (lambda t: t.update({"model.layers.7.mlp.up_proj.weight": torch.ones(2)}), "1 tensors that its config.json has no place for"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(63)}), r"model.norm.weight has shape \(63,\), the config says \(64,\)"),
+    ],
+)
+def test_a_folder_that_does_not_fit_its_config_is_refused_by_name(tmp_path, change, message):
+    folder = damage(reference.write_model(tmp_path, "llama_tied", common.VOCAB), change)
+    with pytest.raises(AssertionError, match=message):
+        run(load, 1, common.config_for(folder))
+
+
+def test_missing_cut_off_and_pickled_weights_are_refused_by_name(tmp_path):
+    folder = reference.write_model(tmp_path, "llama_tied", common.VOCAB)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(AssertionError, match=r"UserError: model.path: .*model.safetensors is damaged"):
+        run(load, 1, common.config_for(folder))
+    file.rename(folder / "pytorch_model.bin")
+    with pytest.raises(AssertionError, match=r"lacks \*.safetensors files; fetch or convert"):
+        run(load, 1, common.config_for(folder))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.path=/nowhere", "holds no config.json"),
+        ("model.config.model_type=lama", "transformers refuses it: Unrecognized model identifier: lama"),
+        ("model.config={}", "has no model_type"),
+    ],
+)
+def test_an_unusable_config_is_one_clear_error(override, message):
+    config = compose([])
+    if override == "model.config={}":
+        config.model.config = {}
+    else:
+        config = compose([override])
+    with pytest.raises(UserError, match=message):
+        hf_config(config.model, 300)
+
+
+def test_data_and_model_that_disagree_are_refused_with_both_numbers():
+    hf = hf_config(compose(["model.config.max_position_embeddings=128"]).model, 300)
+    check_model(hf, 128, 300)
+    with pytest.raises(UserError, match="tokenizer has 301 tokens, the model's vocabulary 300"):
+        check_model(hf, 128, 301)
+    with pytest.raises(UserError, match=r"seq_len: is 129, the model's context is 128"):
+        check_model(hf, 129, 300)
+    hf.eos_token_id = [2, 5]
+    check_model(hf, 128, 300, {"eos_token_id": 5, "bos_token_id": 1})
+    with pytest.raises(UserError, match=r"eos_token_id is 3, the model's config says \[2, 5\]"):
+        check_model(hf, 128, 300, {"eos_token_id": 3})
+
+
+def test_a_quantised_folder_is_refused(tmp_path):
+    folder = reference.write_model(tmp_path, "llama_tied", common.VOCAB)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}))
+    with pytest.raises(UserError, match="is quantised already"):
+        skeleton(common.config_for(folder).model, common.VOCAB, torch.device("cpu"))

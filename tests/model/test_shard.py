@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from raytune70b.config import UserError, compose
+from raytune70b.model.dryrun import advice, dry_run
+from raytune70b.model.shard import make_mesh, require_sharded, sum_gradients
+from raytune70b.training.step import grad_norm
+from tests import reference
+from tests.distributed import run
+from tests.model import common
+
+pytestmark = pytest.mark.timeout(900)
+VARIANTS = {
+    "plain": (),
+    "recomputed": ("model.activation_checkpointing=full",),
+    "recomputed by halves": ("model.activation_checkpointing=selective",),
+    "parameters in host memory": ("model.offload=params",),
+    "eager attention": ("model.attention=eager",),
+    "whole logits": ("model.loss_chunk_tokens=0",),
+}
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = reference.write_model(tmp_path_factory.mktemp("model"), "llama", common.VOCAB)
+    return folder, reference.batches(1, rows=8, seq_len=16, vocab_size=common.VOCAB)[0]
+
+
+def gradients_of_variants(rank: int, world_size: int, folder: Path, batch: dict, replicate: int) -> dict:
+    found = {}
+    for name, overrides in VARIANTS.items():
+        if world_size == 4 and name != "plain":
+            continue
+        config = common.config_for(folder, "full", "fp32", f"model.replicate={replicate}", f"cluster.workers=[{world_size},{world_size}]", *overrides)
+        model, _ = common.build(config)
+        shards = {p.to_local().shape[0] for n, p in model.named_parameters() if n.endswith("up_proj.weight")}
+        assert shards == {128 // (world_size // replicate)}
+        found[name] = common.gradients(model, config, batch)
+    return found if rank == 0 else {}
+
+
+@pytest.fixture(scope="module")
+def plain(setting):
+    return run(gradients_of_variants, 1, *setting, 1)[0]
+
+
+def assert_equal(ours: dict, theirs: dict) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS)[1:])
+def test_saving_memory_changes_no_gradient(plain, variant):
+    assert_equal(plain[variant], plain["plain"])
+
+
+def test_hybrid_sharding_sums_gradients_over_shards_and_copies(setting, plain):
+    """Two copies of the model over two workers each; a mean over either dimension would halve the gradients."""
+    assert_equal(run(gradients_of_variants, 4, *setting, 2)[0]["plain"], plain["plain"])
+
+
+def test_replicate_must_divide_the_workers():
+    with pytest.raises(UserError, match=r"model.replicate: is 2, which does not divide the 3 workers"):
+        make_mesh(3, 2, "cpu")
+
+
+def compiled_gradients(rank: int, world_size: int, folder: Path, batch: dict) -> dict:
+    config = common.config_for(folder, "full", "fp32", "model.compile=true", "model.activation_checkpointing=full")
+    model, _ = common.build(config)
+    found = common.gradients(model, config, batch)
+    from torch._dynamo.utils import counters
+
+    assert counters["stats"]["unique_graphs"] >= 1, "nothing was compiled"
+    return found
+
+
+def test_compiled_layers_give_the_same_gradients(setting, plain):
+    assert_equal(run(compiled_gradients, 1, *setting)[0], plain["plain"])
+
+
+def norm_of_ones(rank: int, world_size: int) -> float:
+    model = torch.nn.Linear(2, 2, bias=False)
+    fully_shard(model, mesh=init_device_mesh("cpu", (world_size,)))
+    assert isinstance(model, FSDPModule)
+    sum_gradients(model)
+    (model(torch.ones(1, 2)).sum() / world_size).backward()
+    return grad_norm(model).item()
+
+
+def test_the_gradient_norm_of_a_2x2_matrix_of_ones_on_two_ranks_is_2():
+    assert run(norm_of_ones, 2) == [2.0, 2.0]
+
+
+def test_a_trained_parameter_that_is_not_sharded_is_an_error():
+    with pytest.raises(RuntimeError, match="2 trained parameters are not sharded, the first is weight"):
+        require_sharded(torch.nn.Linear(2, 2))
+
+
+def dry_runs(rank: int, world_size: int, folder: Path) -> str:
+    config = common.config_for(folder)
+    model, optimizer = common.build(config)
+    before = {name: common.full(p) for name, p in model.named_parameters()}
+    result = dry_run(model, config, common.VOCAB, 32, 2, common.CPU)
+    assert result.seconds > 0 and model.training
+    assert all(p.grad is None and torch.equal(common.full(p), before[name]) for name, p in model.named_parameters())
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), -1))
+    config = common.config_for(folder, "full", "fp32", "model.loss_chunk_tokens=0")
+    try:
+        dry_run(model, config, common.VOCAB, 128, 8192, common.CPU, plan="the memory plan says 12 GB of 8")
+    except UserError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    return "it fitted"
+
+
+def test_a_dry_run_leaves_no_trace_and_turns_out_of_memory_into_advice(setting):
+    message = run(dry_runs, 1, setting[0])[0]
+    assert "8192 blocks of 128 tokens do not fit in memory" in message and "the memory plan says 12 GB of 8; try model.loss_chunk_tokens=1024, then" in message
+    assert "\n" not in message and "train.micro_batch_size=4096" in message
+
+
+def test_advice_leaves_out_what_is_set_already():
+    config = compose(["model.activation_checkpointing=full", "model.loss_chunk_tokens=512", "model.method=lora", "model.offload=params", "train.optimizer=adamw_8bit"])
+    assert advice(config, 64, 1, "out").endswith("try more workers (cluster.workers)")
