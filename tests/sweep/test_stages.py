@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raytune70b.storage import Folder
 from raytune70b.sweep.answer import ALL_DIVERGED, ALL_FAILED, FOUND, NOTHING_YET, answer, rows
 from raytune70b.sweep.points import Result, elapsed, hopeless, read_results, write_result
 from raytune70b.sweep.stages import next_stage, settled
-from raytune70b.storage import Folder
 from tests.sweep.world import START, World, make_space, sweep
 
 
@@ -139,7 +139,7 @@ def test_results_are_files(tmp_path):
     for result in results.values():
         write_result(folder, result)
     assert read_results(folder) == results
-    assert [r["loss"] for r in rows(results.values())][0] == min(r.loss for r in results.values() if r.loss)
+    assert next(r["loss"] for r in rows(results.values())) == min(r.loss for r in results.values() if r.loss)
 
 
 def test_time_counts_once_where_trials_overlap():

@@ -1,0 +1,136 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from raytune70b.blocks.order import subset
+from raytune70b.config import UserError, compose
+from raytune70b.storage import Folder
+from raytune70b.sweep.answer import FOUND, answer
+from raytune70b.sweep.budget import affordable, cost
+from raytune70b.sweep.points import Point, Result
+from raytune70b.sweep.report import best_yaml, curves_picture, rates_picture, table_csv
+from raytune70b.sweep.run import check_settings, prepare_sweep
+from raytune70b.sweep.setting import full_blocks, settings, space, trial_config, trial_order, trial_prepared, trial_steps
+from raytune70b.training.schedule import learning_rate
+from tests.conftest import write_blocks
+from tests.sweep.world import World, sweep
+
+ARGUMENTS = ["train.global_batch_size=8", "train.micro_batch_size=4", "train.warmup_steps=8", "data.seq_len=16", "sweep.data_fraction=0.25"]
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    write_blocks(Folder(tmp_path / "data"), {"train": [200, 184], "validation": [7]}, group=8)
+    return prepare_sweep(compose([*ARGUMENTS, f"data.path={tmp_path / 'data'}", f"run.path={tmp_path / 'runs'}"]))
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.25, 0.5, 1.0])
+def test_a_subset_holds_its_share_in_whole_row_groups(fraction):
+    groups = tuple(int(n) for n in np.random.default_rng(3).integers(1, 65, 40))
+    chosen = subset(groups, fraction, 17)
+    held = sum(groups[g] for g in chosen)
+    assert fraction * sum(groups) <= held + 1e-6 and held - max(groups) < fraction * sum(groups)
+    assert chosen == subset(groups, fraction, 17) and list(chosen) == sorted(set(chosen))
+    assert fraction in (1.0, 0.001) or chosen != subset(groups, fraction, 18)
+
+
+def test_all_trials_train_on_the_same_blocks_each_once(prepared):
+    base = space(prepared).start
+    drawn = set()
+    for point in (base, replace(base, seed=99), replace(base, global_batch_size=16, learning_rate=1.0)):
+        order, steps = trial_order(prepared, point), trial_steps(prepared, point)
+        ids = np.concatenate([ids for _, ids in order.step_ids(0, steps)])
+        assert len(set(ids.tolist())) == len(ids) == 96  # a quarter of 384 blocks
+        assert {int(i) // 8 for i in ids} <= set(order.only)
+        drawn.add(order.only)
+    assert len(drawn) == 1
+
+
+def test_a_trial_has_the_shape_of_the_full_runs_schedule(prepared):
+    config, full = prepared.config, prepared.feed.total_steps
+    point = space(prepared).start
+    trial = trial_config(prepared, point)
+    steps = trial_steps(prepared, point)
+    assert (full, steps, trial.train.steps, trial.train.warmup_steps) == (48, 12, 12, 2)
+    for share in np.linspace(0.2, 0.95, 12):
+        own = learning_rate(trial.train, int(share * steps), steps)
+        assert own == pytest.approx(learning_rate(config.train, int(share * steps) * 4, full), rel=0.02)
+
+
+def test_a_trial_changes_its_own_settings_only(prepared):
+    point = Point(0.01, 16, 0.1, 32, 5)
+    changed = trial_prepared(prepared, point)
+    trial, config = changed.config, prepared.config
+    assert (trial.train.learning_rate, trial.train.global_batch_size, trial.run.seed) == (0.01, 16, 5)
+    assert trial.model.lora.alpha / trial.model.lora.rank == config.model.lora.alpha / config.model.lora.rank
+    assert trial.tracking.mlflow is None and trial.checkpoint.at_end is False
+    assert replace(trial.train, learning_rate=0, global_batch_size=8, warmup_steps=8, steps=None) == replace(config.train, learning_rate=0)
+    assert changed.fingerprint["train.learning_rate"] == 0.01 and changed.fingerprint["data"] == prepared.fingerprint["data"]
+    assert changed.run.uri == f"{config.run.path}/sweep/runs/{point.name}"
+
+
+def test_a_batch_that_the_micro_batch_does_not_divide_gets_a_smaller_one(prepared):
+    assert trial_config(prepared, replace(space(prepared).start, global_batch_size=6)).train.micro_batch_size == 2
+
+
+def test_the_overlay_is_one_that_the_main_job_takes(prepared, tmp_path):
+    what = space(prepared)
+    results, _ = sweep(what, World(best=what.start.learning_rate, batch_gain=0.2))
+    found = answer(what, results)
+    assert found.status == FOUND and found.point.global_batch_size == 4
+    (tmp_path / "best.yaml").write_text(best_yaml(prepared, found))
+    best = compose(["conf/finetune.yaml", str(tmp_path / "best.yaml")])
+    assert best.train.learning_rate == found.point.learning_rate
+    assert (best.train.global_batch_size, best.train.micro_batch_size) == (4, 4)
+    assert best.train.warmup_steps == 16  # a sixth of 96 steps, as 8 are of 48
+    assert full_blocks(prepared) == 384
+
+
+def test_pictures_and_table_of_every_kind_of_result(prepared):
+    what = space(prepared)
+    results, _ = sweep(what, World(best=1e-3, cliff=0.01))
+    found = answer(what, results)
+    assert rates_picture(what, results, found).startswith(b"\x89PNG") and curves_picture(list(results.values())).startswith(b"\x89PNG")
+    assert len(table_csv(list(results.values())).splitlines()) == len(results) + 1
+
+
+def test_limits_say_how_many_trials_they_pay_for():
+    config = compose(["cluster.workers=[2,2]", "budget.price_per_gpu_hour=10", "sweep.usd=1", "sweep.hours=0.05", "sweep.share=0.8"])
+    done = [Result(Point(n + 1.0, 8, 0.1, 16, 17), "finished", (), 1.0, 100, 30.0 * n, 30.0 * n + 30, "") for n in range(2)]
+    assert cost(config, done) == pytest.approx(2 * 30 / 3600 * 2 * 10)
+    assert affordable(config, done, 9, 1, 100, 1000) == (4, "sweep.hours: 0.05 h")  # 180 s, 60 are used, 30 a trial
+    assert affordable(config, done, 9, 2, 100, 1000) == (4, "sweep.usd: $1.00")  # 2 of the 6 trials of 17 cents are paid
+    assert affordable(config, done, 9, 9, 100, 500)[0] == 2  # 0.8 x 500 tokens, 200 are used
+    assert affordable(compose(["sweep.hours=0.05"]), [], 9, 3, 100, 1000)[0] == 3  # nothing known yet: one round
+    assert affordable(compose([]), done, 9, 1, 100, 1000) == (9, "")
+
+
+def test_a_sweep_is_continued_with_the_same_settings_only(prepared, tmp_path):
+    folder = Folder(tmp_path / "sweep").make()
+    check_settings(folder, settings(prepared))
+    check_settings(folder, settings(prepared))
+    other = replace(prepared, config=replace(prepared.config, train=replace(prepared.config.train, beta2=0.99)))
+    with pytest.raises(UserError, match=r"train.beta2: 0.95 -> 0.99.*sweep.name"):
+        check_settings(folder, settings(other))
+    more = replace(prepared, config=replace(prepared.config, sweep=replace(prepared.config.sweep, hours=1.0, max_concurrent=3)))
+    check_settings(folder, settings(more))  # a larger budget continues it
+
+
+@pytest.mark.parametrize(("override", "text"), [
+    ("sweep.low=2 sweep.high=1", "sweep.low: is 2.0, which is not below sweep.high"),
+    ("sweep.usd=5", "budget.price_per_gpu_hour"),
+    ("sweep.batch_factors=[0.5,-1]", "sweep.batch_factors: holds -1.0"),
+    ("sweep.points=2", "sweep.points"),
+])  # fmt: skip
+def test_wrong_settings_are_named(override, text):
+    with pytest.raises(UserError, match=text.replace(".", r"\.")):
+        compose(override.split())
+
+
+def test_names_tell_points_apart():
+    base = Point(1e-3, 16, 0.1, 16, 17)
+    others = [replace(base, learning_rate=1.01e-3), replace(base, global_batch_size=8), replace(base, warmup_share=0.2), replace(base, lora_rank=8), replace(base, seed=18)]
+    assert len({p.name for p in [base, *others]}) == 6 and not set("/:* ") & set("".join(p.name for p in others))
+    assert math.isclose(float(base.name.split("-")[0][2:]), 1e-3)
