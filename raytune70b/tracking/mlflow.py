@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -90,7 +91,7 @@ class MlflowMirror:
         self._checkpoints = {r["step"]: r["path"] for r in lineage(history, "checkpoint")}
         self._positions: dict[str, int] | None = None
         self._client: Any = None
-        self._run_id: str | None = None
+        self._run_id = self._known()["runs"].get(self.uri)
         self._trouble: str | None = None
         self._told = False
         self._closing = threading.Event()
@@ -101,7 +102,7 @@ class MlflowMirror:
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run's id; None until the server has answered for the first time."""
+        """The MLflow run's id; None in a run's first launch until the server has answered."""
         return self._run_id
 
     def put(self, record: Record) -> None:
@@ -177,7 +178,7 @@ class MlflowMirror:
 
     def _find_run(self, client: Any) -> str:
         """This run folder's MLflow run on this server, made if there is none."""
-        known: dict[str, Any] = json.loads(self._run.read(IDS)) if self._run.size(IDS) is not None else {"key": uuid.uuid4().hex, "runs": {}}
+        known = self._known()
         run_id = known["runs"].get(self.uri)
         if run_id is not None:
             return run_id
@@ -187,7 +188,7 @@ class MlflowMirror:
         if found:
             run_id = found[0].info.run_id
         else:
-            tags = {"raytune70b.key": known["key"], "raytune70b.run_folder": self._run.uri}
+            tags = {"raytune70b.key": known["key"], "raytune70b.run_folder": self._run.uri, "mlflow.user": os.environ.get("USER", "unknown"), "mlflow.source.name": sys.argv[0]}
             if self._config.tracking.parent_run:
                 tags["mlflow.parentRunId"] = self._config.tracking.parent_run
             run_id = client.create_run(experiment, run_name=self._run.name, tags=tags).info.run_id
@@ -195,13 +196,16 @@ class MlflowMirror:
         self._run.write(IDS, json.dumps(known).encode())
         return run_id
 
+    def _known(self) -> dict[str, Any]:
+        return json.loads(self._run.read(IDS)) if self._run.size(IDS) is not None else {"key": uuid.uuid4().hex, "runs": {}}
+
     def _experiment(self, client: Any) -> str:
         name = self._config.tracking.experiment
         found = client.get_experiment_by_name(name)
         if found is not None:
             return found.experiment_id
         beside = f"{Folder(self._config.run.path).local}/mlflow-artifacts" if self._config.tracking.mlflow == "sqlite" else None
-        return client.create_experiment(name, artifact_location=beside)
+        return client.create_experiment(name, artifact_location=beside, tags={"mlflow.experimentKind": "custom_model_development"})
 
     def _deliver(self) -> None:
         while self._tasks:

@@ -2,12 +2,9 @@
 
 import contextlib
 import json
-import os
 import socket
 import socketserver
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 
@@ -18,6 +15,7 @@ from raytune70b.config import compose, to_dict
 from raytune70b.storage import Folder
 from raytune70b.tracking import mlflow as mirror_module
 from raytune70b.tracking.mlflow import LONGEST_VALUE, MlflowMirror, parameters, shortened, tracking_uri
+from tests.tracking.conftest import wait_for
 from tests.tracking.run_of_records import Story
 
 
@@ -44,13 +42,6 @@ def put(target, records):
 def histories(uri, run_id, *keys):
     client = MlflowClient(uri)
     return [[m.step for m in client.get_metric_history(run_id, key)] for key in keys]
-
-
-def wait_for(condition, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_a_run_with_fault_resize_and_driver_kill_is_one_mlflow_run_with_each_step_once(tmp_path):
@@ -151,29 +142,6 @@ def test_a_server_that_is_down_for_the_whole_run_costs_one_line_and_no_time(tmp_
     assert time.monotonic() - begin < 60 and len(told) == 1
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("server")
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/s.db"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}, start_new_session=True)
-    try:
-        wait_for(lambda: can_connect(port), 120)
-        yield port
-    finally:
-        os.killpg(process.pid, 15)
-        process.wait(20)
-
-
-def can_connect(port):
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
-
-
 class Gate(socketserver.ThreadingTCPServer):
     """Stands before a server: refuses for a while (`open` is clear), or answers each request late."""
 
@@ -208,8 +176,8 @@ class GateHandler(socketserver.BaseRequestHandler):
             sink.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_server_away_in_mid_run_gets_each_step_once(tmp_path, server):
-    gate = Gate(server)
+def test_a_server_away_in_mid_run_gets_each_step_once(tmp_path, mlflow_server):
+    gate = Gate(mlflow_server)
     config, run = configure(tmp_path, f"tracking.mlflow={gate.uri}", "tracking.experiment=away")
     told, story = [], Story().start().group(2, 0).steps(1, 200)
     one = mirror(config, run, told=told)
@@ -226,8 +194,8 @@ def test_a_server_away_in_mid_run_gets_each_step_once(tmp_path, server):
     assert len(told) <= 1
 
 
-def test_a_slow_server_delays_nobody(tmp_path, server):
-    gate = Gate(server, delay_s=0.2)
+def test_a_slow_server_delays_nobody(tmp_path, mlflow_server):
+    gate = Gate(mlflow_server, delay_s=0.2)
     config, run = configure(tmp_path, f"tracking.mlflow={gate.uri}", "tracking.experiment=slow")
     one = mirror(config, run)
     begin = time.monotonic()
