@@ -42,3 +42,11 @@ def _local_settings(run: Folder) -> str:
     with tempfile.NamedTemporaryFile(suffix=".yaml", delete=False) as copy:
         copy.write(run.read(SETTINGS))
     return str(Path(copy.name))
+
+
+def run_or_model_arguments(arguments: list[str]) -> list[str]:
+    """As `run_arguments`; a leading Hugging Face model folder becomes `evaluation.model`. Raises UserError."""
+    folder = next((a for a in arguments if "=" not in a), None)
+    if folder is not None and Folder(folder).size("config.json") is not None and Folder(folder).size(SETTINGS) is None:
+        return [a for a in arguments if a != folder] + [f"evaluation.model={folder}"]
+    return run_arguments(arguments)

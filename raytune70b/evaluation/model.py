@@ -86,4 +86,4 @@ class Model:
     def _answer(self, ids: list[int]) -> tuple[str, int, bool]:
         ends = set(self._ends())
         length = next((n for n, token in enumerate(ids) if token in ends), len(ids))
-        return self.tokenizer.decode(ids[:length], skip_special_tokens=True).strip(), length, length < len(ids)
+        return str(self.tokenizer.decode(ids[:length], skip_special_tokens=True)).strip(), length, length < len(ids)

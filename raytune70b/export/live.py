@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from raytune70b import schema
+from raytune70b.export.tensors import load_alone
 from raytune70b.model.adapters import add_adapters
 from raytune70b.model.load import skeleton
 from raytune70b.model.nf4 import Nf4Linear, dequantise
 from raytune70b.model.weights import initialise, load_weights, restore_buffers
 from raytune70b.storage import Folder
-from raytune70b.training.shards import ShardReader
 from raytune70b.training.state import model_state
 
 CPU = torch.device("cpu")
@@ -44,7 +43,7 @@ def base_model(config: schema.Config, vocab_size: int) -> Any:
 def live_model(config: schema.Config, vocab_size: int, checkpoint: Folder) -> Any:
     """The model as training left it, its weights exactly those of the checkpoint and the base, computing in fp32."""
     model = base_model(config, vocab_size)
-    dcp.load({"model": model_state(model)}, storage_reader=ShardReader(checkpoint), no_dist=True)
+    load_alone(checkpoint, {"model": model_state(model)})
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.float()

@@ -84,10 +84,10 @@ def _tensor_parts(name: str, tensor: Source) -> Iterator[memoryview]:
         if piece.dtype != tensor.dtype:
             raise RuntimeError(f"{name}: a piece has dtype {piece.dtype}, its source says {tensor.dtype}")
         written += piece.numel()
-        yield memoryview(_bytes(piece))
+        yield _bytes(piece)
     if written != tensor.elements:
         raise RuntimeError(f"{name}: its pieces hold {written} elements, its shape {tensor.shape} has {tensor.elements}")
 
 
 def _bytes(piece: Tensor) -> memoryview:
-    return memoryview(piece.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(piece.detach().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

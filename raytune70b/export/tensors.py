@@ -6,6 +6,7 @@ views or reads of about `PIECE` bytes. Nothing ever holds a second copy of a who
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ class Checkpoint:
 
     def _assembled(self, name: str) -> Tensor:
         made = torch.empty(self._tensors[name].size, dtype=self._tensors[name].properties.dtype)
-        dcp.load({"model": {name: made}}, storage_reader=ShardReader(self._folder), no_dist=True)
+        load_alone(self._folder, {"model": {name: made}})
         return made
 
     def _chunk(self, key: str, offsets: torch.Size) -> Tensor:
@@ -101,6 +102,13 @@ class Checkpoint:
         place = self._places[MetadataIndex(key, offsets)]
         with self._reader.fs.create_stream(place.relative_path, "rb") as stream:
             return torch.load(self._reader._slice_file(stream, place), map_location="cpu", weights_only=True)
+
+
+def load_alone(checkpoint: Folder, state: dict[str, Any]) -> None:
+    """Fills a state's tensors from a checkpoint in this process, without a process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(state, storage_reader=ShardReader(checkpoint), no_dist=True)
 
 
 def of_file(path: Path, key: str) -> Source:

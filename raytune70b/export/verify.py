@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from raytune70b.blocks.stream import Reader
 from raytune70b.config import UserError
@@ -99,7 +100,9 @@ def check_files(folder: Path, expected: dict[str, Source]) -> int:
 
 def load(folder: Path) -> Any:
     """The export as plain transformers loads it, in fp32. Raises VerifyError for keys that are missing, unexpected or of another shape."""
-    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, output_loading_info=True)
+    logging.disable_progress_bar()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, output_loading_info=True)
+    model, info = loaded
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if info.get(what):
             raise VerifyError(f"{folder}: transformers reports {what}: {sorted(map(str, info[what]))[:3]}")
