@@ -141,6 +141,9 @@ class RunGauges:
         for label, seconds in record.get("seconds_by_label", {}).items():
             self._gauges.set("time_seconds", seconds, label=label)
 
+    def close(self) -> None:
+        self._gauges.close()
+
     def _values(self, record: Record) -> dict[str, Any]:
         kind = record["kind"]
         if kind == "step":
@@ -150,6 +153,7 @@ class RunGauges:
             return {**same, **more, "total_steps": self._total_steps, **self._counts}
         if kind == "group_start":
             self._counts["group_starts"] += 1
+            self._gauges.forget("straggler_ratio")  # ranks may be gone
         elif kind == "checkpoint_failed":
             self._counts["failed_checkpoints"] += 1
         elif kind == "run_start":

@@ -8,9 +8,12 @@ dashboard and the alert rules of this package use no others.
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 PREFIX = "raytune70b_"
+REFRESH_S = 4.0
+"""Well under Ray's export interval of 10 s (RAY_metrics_report_interval_ms)."""
 
 RUN: dict[str, tuple[str, tuple[str, ...]]] = {
     "step": ("Last optimizer step", ()),
@@ -57,19 +60,46 @@ GPU_ONLY = ("gpu_use_ratio", "gpu_power_watts", "gpu_temperature_celsius")
 
 
 class Gauges:
-    """Sets the gauges of one table for one run. Needs an initialised Ray; a gauge is made when it is first set."""
+    """Sets the gauges of one table for one run. Needs an initialised Ray; a gauge is made when it is first set.
+
+    Ray exports a gauge once for each time it is set, and forgets it two exports later: a thread sets all again every `REFRESH_S`.
+    """
 
     def __init__(self, table: dict[str, tuple[str, tuple[str, ...]]], run: str):
         self._table, self._run = table, run
         self._made: dict[str, Any] = {}
+        self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
         """Sets a gauge; a value that is missing or not finite leaves the last one. KeyError for an undocumented name."""
         text, keys = self._table[name]
         if value is None or not math.isfinite(value):
             return
-        if name not in self._made:
-            from ray.util.metrics import Gauge
+        with self._lock:
+            if not self._made:
+                threading.Thread(target=self._refresh, name="gauges", daemon=True).start()
+            if name not in self._made:
+                from ray.util.metrics import Gauge
 
-            self._made[name] = Gauge(PREFIX + name, description=text, tag_keys=("run", *keys))
-        self._made[name].set(float(value), tags={"run": self._run, **labels})
+                self._made[name] = Gauge(PREFIX + name, description=text, tag_keys=("run", *keys))
+            self._values[name, tuple(sorted(labels.items()))] = float(value)
+            self._made[name].set(float(value), tags={"run": self._run, **labels})
+
+    def forget(self, name: str) -> None:
+        """Lets a gauge fade, whatever its labels."""
+        with self._lock:
+            self._values = {key: value for key, value in self._values.items() if key[0] != name}
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _refresh(self) -> None:
+        import ray
+
+        while not self._closing.wait(REFRESH_S):
+            with self._lock:
+                if ray.is_initialized():
+                    for (name, labels), value in self._values.items():
+                        self._made[name].set(value, tags={"run": self._run, **dict(labels)})

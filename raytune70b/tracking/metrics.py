@@ -59,6 +59,7 @@ class WorkerMetrics:
         """Sends a last sample and ends the thread."""
         self._closing.set()
         self._thread.join(2.0)
+        self._gauges.close()
         if self._gpu is not None:
             self._gpu.close()
 

@@ -56,8 +56,8 @@ class Watch:
         self._derived = Derived()
         self._accountant = Accountant(config.budget, self._console.progress, history, lambda: self.records, self.record)
         self._boards = boards(config, run, history, self.warn)
-        gauges = RunGauges(config.run.name, total_steps, config.budget)
-        self._sinks: list[Sink] = [self._console, *([self._mlflow] if self._mlflow else []), self._accountant, gauges, *self._boards, *more_sinks]
+        self._gauges = RunGauges(config.run.name, total_steps, config.budget)
+        self._sinks: list[Sink] = [self._console, *([self._mlflow] if self._mlflow else []), self._accountant, self._gauges, *self._boards, *more_sinks]
         self._thread = threading.Thread(target=self._feed, name="watch", daemon=True)
         self._thread.start()
 
@@ -114,6 +114,7 @@ class Watch:
             self._closed = True
             self._guarded("journal", self._journal.close)
         self._guarded("console", self._console.close)
+        self._gauges.close()
         for line in [lacking, self._journal.error and f"{JOURNAL} lacks its last records ({self._journal.error})"]:
             if line:
                 self._console.say(f"warning: {line}")
