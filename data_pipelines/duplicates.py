@@ -112,7 +112,7 @@ def verify(payload: Verify, out: Folder, key: str) -> Result:
         values, offsets = batch.column(1).values.to_numpy(), batch.column(1).offsets.to_numpy()
         for n, document in enumerate(batch.column(0).to_pylist()):
             sets[document] = values[offsets[n] : offsets[n + 1]]
-    near = [dedup.jaccard(sets[a], sets[b]) >= payload.threshold for a, b in payload.pairs.tolist()]
+    near = [dedup.similar(sets[a], sets[b], payload.threshold) for a, b in payload.pairs.tolist()]
     out.write(f"{key}.pairs", np.ascontiguousarray(payload.pairs[np.array(near, bool)]).tobytes())
     return {"counts": {"near": sum(near)}}
 

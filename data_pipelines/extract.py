@@ -110,7 +110,7 @@ def extract(payload: Extract, out: Folder, key: str) -> dict[str, Any]:
                         [k.row.source for k in kept], [k.row.line for k in kept]])  # fmt: skip
             digests += hashes
             if rules.near:
-                sets = [np.unique(dedup.runs(k.words, dedup.SHINGLE_WORDS)) for k in kept]
+                sets = [dedup.runs(k.words, dedup.SHINGLE_WORDS) for k in kept]
                 band_rows.append(dedup.bands(sets, np.array([dedup.salt(k.language) for k in kept], np.uint64)))
     _write_hashes(out, key, first, digests, band_rows, rules.partitions)
     if bad:
@@ -148,7 +148,7 @@ def _judged(row: Row, rules: Rules, contaminated: np.ndarray, tally: _Tally) -> 
 
 def _fault(text: str, words: np.ndarray, min_words: int) -> str:
     shingles = dedup.runs(words, dedup.SHINGLE_WORDS)
-    return fault(text, len(words), min_words, len(np.unique(shingles)) / max(1, len(shingles)))
+    return fault(text, len(words), min_words, len(dedup.distinct(shingles)) / max(1, len(shingles)))
 
 
 def _count(tally: _Tally, text: str, code: str, redaction: Redaction, before: str) -> None:

@@ -19,6 +19,7 @@ from data_pipelines.dedup import (
     jaccard,
     runs,
     salt,
+    similar,
     word_hashes,
 )
 
@@ -41,6 +42,8 @@ def reference_jaccard(a: str, b: str) -> float:
 def test_jaccard_equals_that_of_python_sets(a: list[str], b: list[str]):
     x, y = " ".join(a), " ".join(b)
     assert jaccard(shingle_set(x), shingle_set(y)) == pytest.approx(reference_jaccard(x, y))
+    for threshold in (0.3, 0.5, 0.8):
+        assert similar(shingle_set(x), shingle_set(y), threshold) == (reference_jaccard(x, y) >= threshold)
 
 
 def test_jaccard_of_large_sets_is_close():
