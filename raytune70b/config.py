@@ -15,6 +15,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def compose(arguments: list[str]) -> Config:
             raise ConfigError(f"{override}: not a key=value override ({error})") from error
         merged = _merge(merged, layer, f"override {override}")
     try:
-        config = OmegaConf.to_object(merged)
+        config: Any = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
     check(config)
@@ -81,7 +82,7 @@ def _layers(path: Path, trail: tuple[Path, ...] = ()) -> Iterator[tuple[DictConf
     yield layer, str(found)
 
 
-def _merge(base: Any, layer: Any, source: str) -> DictConfig:
+def _merge(base: Any, layer: Any, source: str) -> Any:
     unknown = [key for key in _leaves(OmegaConf.to_container(layer)) if not _known(key)]
     if unknown:
         raise ConfigError(f"{unknown[0]}: unknown key in {source}; did you mean {nearest_key(unknown[0])}?")
@@ -128,15 +129,15 @@ def _known(key: str) -> bool:
 
 
 @functools.cache
-def _schema_fields(section: type = Config, prefix: str = "") -> dict[str, tuple[dataclasses.Field, str, Any]]:
+def _schema_fields(section: Any = Config, prefix: str = "") -> dict[str, tuple[dataclasses.Field, str, Any]]:
     """Dotted key -> (field, documentation, default) of every setting, in the schema's order."""
     found: dict[str, tuple[dataclasses.Field, str, Any]] = {}
     docs = field_docs(section)
     for f in dataclasses.fields(section):
         key = f"{prefix}{f.name}"
-        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
+        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[operator,misc]
         if dataclasses.is_dataclass(default):
-            found.update(_schema_fields(type(default), key + "."))
+            found.update(_schema_fields(default.__class__, key + "."))
         else:
             found[key] = (f, docs.get(f.name, ""), default)
     return found
@@ -153,8 +154,8 @@ def field_docs(section: type) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body  # type: ignore[attr-defined]
     return {
         field.target.id: ast.literal_eval(text.value)
-        for field, text in zip(body, body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }
 
 

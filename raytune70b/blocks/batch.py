@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -53,4 +55,4 @@ def _flat(table: pa.Table, name: str) -> NDArray:
 def _lists(table: pa.Table, name: str) -> list[NDArray]:
     column = table.column(name).combine_chunks()
     values, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
-    return [values[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+    return [values[a:b] for a, b in pairwise(offsets)]

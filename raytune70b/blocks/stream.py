@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -124,7 +126,7 @@ class Feed:
         cuts.update(range(first_step, self.total_steps, length))
         cuts.update(range(-(-first_step // per_epoch) * per_epoch, self.total_steps, per_epoch))
         edges = sorted(c for c in cuts if first_step <= c <= self.total_steps)
-        return list(zip(edges, edges[1:], strict=False))
+        return list(pairwise(edges))
 
 
 def dataset(feed: Feed, first_step: int, world_size: int) -> Any:
@@ -138,7 +140,7 @@ def dataset(feed: Feed, first_step: int, world_size: int) -> Any:
             rows = rounds(feed.order.global_batch_size, feed.micro_batch_size, world_size) * feed.micro_batch_size * world_size
             return [
                 ReadTask(
-                    lambda start=start, stop=stop: feed.read(start, stop, world_size),
+                    partial(feed.read, start, stop, world_size),
                     BlockMetadata(num_rows=rows * (stop - start), size_bytes=feed.block_bytes(world_size) * world_size * (stop - start),
                                   input_files=None, exec_stats=None),
                 )

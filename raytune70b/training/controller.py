@@ -38,7 +38,7 @@ class ElasticTrainer(TorchTrainer):
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
         kwargs["scaling_policy"] = LivingNodes(self.scaling_config, self._mailbox, self._launch, self._hand_over_s)
         kwargs["failure_policy"] = GivesUp(kwargs["failure_policy"], self._mailbox, self._launch)
-        return super()._initialize_and_run_controller(**kwargs)
+        return super()._initialize_and_run_controller(**kwargs)  # type: ignore[misc]
 
 
 class LivingNodes(ElasticScalingPolicy):

@@ -23,7 +23,7 @@ STOP, HAND_OVER = "stop", "hand over"
 """Commands: save and end the run; save and wait, because the worker group will be resized."""
 
 
-@ray.remote(num_cpus=0, max_concurrency=8)
+@ray.remote(num_cpus=0, max_concurrency=8)  # type: ignore[call-overload]
 class Mailbox:
     """Holds records until the driver drains them, the newest beat of each worker, and the command that workers obey."""
 
@@ -80,8 +80,9 @@ class Mailbox:
 
     def group_failed(self, reason: str) -> str:
         """The worker group is gone; returns why the run must give up, or "". The beats say how far it had come."""
-        step = max((beat["step"] for beat in self._beats.values()), default=-1)
+        heard = max((beat["step"] for beat in self._beats.values()), default=-1)
         first, self._beats, self._first = self._first, {}, None
+        step = first["step"] if first else heard
         error = first["error"] if first else reason
         self._failures.append(Failure(step, error, first["place"] if first else "", bool(first and first["final"])))
         return gives_up(self._failures)

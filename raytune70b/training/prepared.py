@@ -65,14 +65,11 @@ def absolute(config: Config) -> Config:
         print(f"warning: run.path={config.run.path} is relative, so it lies in this job's temporary copy of the working folder; "
               "give an absolute path on storage that all nodes share, or a URI", flush=True)  # fmt: skip
 
-    def whole(path: str | None) -> str | None:
-        return Folder(path).uri if path else path
-
     return dataclasses.replace(
         config,
-        run=dataclasses.replace(config.run, path=whole(config.run.path)),
-        data=dataclasses.replace(config.data, path=whole(config.data.path)),
-        model=dataclasses.replace(config.model, path=whole(config.model.path)),
+        run=dataclasses.replace(config.run, path=Folder(config.run.path).uri),
+        data=dataclasses.replace(config.data, path=Folder(config.data.path).uri),
+        model=dataclasses.replace(config.model, path=Folder(config.model.path).uri if config.model.path else None),
     )
 
 

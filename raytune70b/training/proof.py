@@ -90,7 +90,7 @@ def journal_losses(run: Folder) -> tuple[dict[int, float], list[str]]:
 
 def compare_losses(ledger: Folder, cursor: Cursor, losses: dict[int, float]) -> list[str]:
     """The committed steps' losses must stand in the journal as they do in the ledger: both tell of the same training."""
-    head, faults = cursor.ledger, []
+    head, faults = cursor.ledger, list[str]()
     while head is not None:
         try:
             table, head = read_segment(ledger, head)

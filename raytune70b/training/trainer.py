@@ -73,8 +73,8 @@ def build_trainer(prepared: Prepared, job: Job, launch: int) -> ElasticTrainer:
         train_loop_config=job,  # type: ignore[arg-type]
         mailbox=job.mailbox, launch=launch, hand_over_s=config.run.hang_timeout_s,
         torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(max(60, 3 * config.run.hang_timeout_s))),
-        scaling_config=ScalingConfig(
-            num_workers=(least, most), use_gpu=gpu,
+        scaling_config=ScalingConfig(  # type: ignore[call-arg]
+            num_workers=(least, most), use_gpu=gpu,  # type: ignore[arg-type]
             resources_per_worker={"CPU": config.cluster.cpus_per_worker, **({"GPU": 1} if gpu else {})},
             elastic_resize_monitor_interval_s=config.cluster.resize_check_s,
         ),

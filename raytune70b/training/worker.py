@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import ray.train
+import ray.train.torch
 import torch
 import torch.distributed as dist
 
@@ -118,7 +118,7 @@ class Worker:
         self.device = ray.train.torch.get_device()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.control, saving = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
-        self.introduce()
+        machines = self.introduce()
         self.metrics = WorkerMetrics(self.config.run.name, self.rank, self.link.host, self.device, lambda record: self.link.send(**record))
         saver = Saver(self.job.run, self.config.checkpoint, saving, self.link.warn)
         found = saver.choose()
@@ -136,15 +136,15 @@ class Worker:
             manifest = self.job.validation.manifest
             dry_run(self.model, self.config, manifest.vocab_size, manifest.seq_len, self.job.feed.micro_batch_size, self.device)
         self.guard = Guard(self.config.train.spike_sigma, self.config.train.max_bad_steps, list(self.cursor.recent_losses), self.cursor.bad_in_a_row)
-        pace = Pace(self.config.checkpoint.every, self.config.cluster.mtbf_hours, self.cursor.step)
+        pace = Pace(self.config.checkpoint.every, self.config.cluster.mtbf_hours / machines, self.cursor.step)
         self.commits = Commits(saver, pace, self.link, self.control, lambda: state_dict(self.model, self.optimizer), self.cursor.ledger)
         if self.rank == 0:
             seconds = {"choose": chosen - begin, "build": built - chosen, "load": time.monotonic() - built}
             self.link.send("group_ready", world_size=self.world, resumed_step=self.cursor.step, seconds=seconds)
         self.at("data")
 
-    def introduce(self) -> None:
-        """Rank 0 registers the worker group and says who is in it."""
+    def introduce(self) -> int:
+        """Rank 0 registers the worker group and says who is in it; returns the number of machines."""
         box = [self.link.begin() if self.rank == 0 else None]
         dist.broadcast_object_list(box, src=0, group=self.control)
         self.link.attempt = box[0] or 0
@@ -152,6 +152,7 @@ class Worker:
         dist.all_gather_object(workers, {"rank": self.rank, "host": self.link.host, "pid": self.link.pid, "node": self.link.node}, group=self.control)
         if self.rank == 0:
             self.link.send("group_start", world_size=self.world, hosts=[w["host"] for w in workers], workers=workers)
+        return len({w["node"] for w in workers})
 
     def ask_for_data(self) -> Future | None:
         """Has Ray Data begin to read the steps from the cursor on; None where none are left."""

@@ -2,10 +2,18 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.running import run_job
+
+
+def pytest_collection_modifyitems(items):
+    """Whole jobs on a busy machine: a generous limit against hangs."""
+    for item in items:
+        if "end_to_end" in str(item.path):
+            item.add_marker(pytest.mark.timeout(900))
 
 
 def free_port() -> int:
@@ -23,9 +31,11 @@ def head(tmp_path_factory):
         [*command, "start", "--head", f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--num-cpus=6",
          "--object-store-memory=300000000", "--disable-usage-stats"], check=True, capture_output=True, timeout=120,
     )  # fmt: skip
-    os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"
-    yield f"http://127.0.0.1:{dashboard}"
-    del os.environ["RAY_ADDRESS"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        if (Path.home() / ".ray" / "auth_token").is_file():
+            patch.setenv("RAY_AUTH_MODE", "token")  # for Ray's own commands, as the README says
+        yield f"http://127.0.0.1:{dashboard}"
     subprocess.run([*command, "stop", "--force"], capture_output=True, timeout=120)
 
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -30,7 +32,7 @@ def test_it_rises_then_falls_between_floor_and_peak(warmup, total, floor, shape)
     train = Train(learning_rate=2.0, warmup_steps=warmup, min_lr_ratio=floor, schedule=shape)
     rates = [learning_rate(train, step, total) for step in range(total)]
     up = min(warmup, total)
-    assert all(0 < a < b for a, b in zip(rates[:up], rates[1:up], strict=False))
-    assert all(a >= b - 1e-12 for a, b in zip(rates[up:], rates[up + 1 :], strict=False))
+    assert all(0 < a < b for a, b in pairwise(rates[:up]))
+    assert all(a >= b - 1e-12 for a, b in pairwise(rates[up:]))
     assert all(2.0 * floor - 1e-12 <= rate <= 2.0 for rate in rates[up:])
     assert decay(shape, floor, 0.0) == 1.0
