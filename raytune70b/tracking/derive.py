@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import ray
+
 from raytune70b.schema import Budget
 from raytune70b.tracking import goodput
 from raytune70b.tracking.console import Progress, duration
@@ -129,8 +131,6 @@ class RunGauges:
         self._total_steps = total_steps
 
     def put(self, record: Record) -> None:
-        import ray
-
         values = self._values(record)
         if not ray.is_initialized():
             return

@@ -11,6 +11,9 @@ import math
 import threading
 from typing import Any
 
+import ray
+from ray.util.metrics import Gauge
+
 PREFIX = "raytune70b_"
 REFRESH_S = 4.0
 """Well under Ray's export interval of 10 s (RAY_metrics_report_interval_ms)."""
@@ -71,6 +74,7 @@ class Gauges:
         self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
         """Sets a gauge; a value that is missing or not finite leaves the last one. KeyError for an undocumented name."""
@@ -78,11 +82,10 @@ class Gauges:
         if value is None or not math.isfinite(value):
             return
         with self._lock:
-            if not self._made:
-                threading.Thread(target=self._refresh, name="gauges", daemon=True).start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._refresh, name="gauges", daemon=True)
+                self._thread.start()
             if name not in self._made:
-                from ray.util.metrics import Gauge
-
                 self._made[name] = Gauge(PREFIX + name, description=text, tag_keys=("run", *keys))
             self._values[name, tuple(sorted(labels.items()))] = float(value)
             self._made[name].set(float(value), tags={"run": self._run, **labels})
@@ -96,8 +99,6 @@ class Gauges:
         self._closing.set()
 
     def _refresh(self) -> None:
-        import ray
-
         while not self._closing.wait(REFRESH_S):
             with self._lock:
                 if ray.is_initialized():

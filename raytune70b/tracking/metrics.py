@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+import ray
 import torch
 
 from raytune70b.tracking.gauges import WORKER, Gauges
@@ -82,8 +83,9 @@ class WorkerMetrics:
         with contextlib.suppress(Exception):  # a worker that cannot report trains on; the driver sees the silence
             record = self.sample()
             if record["step"]:
-                set_gauges(self._gauges, record)
                 self._send(record)
+                if ray.is_initialized():
+                    set_gauges(self._gauges, record)
 
 
 def set_gauges(gauges: Gauges, record: Record) -> None:

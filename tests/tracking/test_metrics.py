@@ -15,6 +15,7 @@ CPU = torch.device("cpu")
 def no_gauges(monkeypatch):
     """Records what would be shown to Prometheus: these tests start no Ray."""
     shown = {}
+    monkeypatch.setattr(metrics.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(metrics.Gauges, "set", lambda self, name, value, **labels: shown.update({(name, *labels.values()): value}))
     return shown
 
