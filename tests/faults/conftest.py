@@ -9,7 +9,7 @@ from raytune70b.storage import Folder
 from raytune70b.training.checkpoint import newest
 from raytune70b.training.proof import prove
 from tests.conftest import write_blocks
-from tests.faults import undisturbed
+from tests.faults import s3, undisturbed
 from tests.faults.fleet import MODEL, Fleet, Launch
 
 STEPS = 160
@@ -31,7 +31,14 @@ def reference(data, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory):
+def door():
+    """The door of an S3 server, which is up before the nodes are: they inherit where it is."""
+    with s3.server() as door:
+        yield door
+
+
+@pytest.fixture(scope="session")
+def fleet(door, tmp_path_factory):
     fleet = Fleet(tmp_path_factory.mktemp("fleet"))
     yield fleet
     fleet.close()
@@ -42,8 +49,8 @@ def start(fleet, data, tmp_path):
     """Starts a run, the same again with the same name; what is still running at the end is ended."""
     launches: list[Launch] = []
 
-    def begin(*settings: str) -> Launch:
-        launches.append(fleet.start("run", tmp_path, data, tmp_path, *SETTINGS, *settings))
+    def begin(*settings: str, runs: str = "", data: Path | str = data) -> Launch:
+        launches.append(fleet.start("run", runs or tmp_path, data, tmp_path, *SETTINGS, *settings))
         return launches[-1]
 
     yield begin
@@ -58,11 +65,15 @@ def check_undisturbed(launch: Launch, data: Path, reference) -> None:
     """The committed run is the undisturbed one: every step's blocks and loss, the ledger, the checkpoints, MLflow's one run."""
     import mlflow
 
-    run = Folder(launch.folder)
+    check_committed(launch.folder, data, reference)
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{Path(launch.folder.path()).parent}/mlflow.db")
+    (found,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert [m.step for m in client.get_metric_history(found.info.run_id, "train/loss")] == list(range(1, STEPS + 1))
+
+
+def check_committed(run: Folder, data: Path | str, reference) -> None:
+    """The same without MLflow."""
     table = lineage(run / "ledger", newest(run / "checkpoints").ledger)[0]
     assert table.column("block_ids").to_pylist() == reference.ids
     assert table.column("loss").to_pylist() == pytest.approx(reference.losses, abs=1e-5)
     assert prove(run, Folder(data)).faults == []
-    client = mlflow.MlflowClient(f"sqlite:///{launch.folder.parent}/mlflow.db")
-    (found,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    assert [m.step for m in client.get_metric_history(found.info.run_id, "train/loss")] == list(range(1, STEPS + 1))

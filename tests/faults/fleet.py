@@ -19,7 +19,8 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-from raytune70b.tracking.journal import parse_journal
+from raytune70b.storage import Folder
+from raytune70b.tracking.journal import read_journal
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ("model.config.hidden_size=16", "model.config.intermediate_size=32", "model.config.num_hidden_layers=1", "model.config.num_attention_heads=2",
@@ -78,7 +79,7 @@ class Fleet:
                    f"cluster.address={self.cluster.address}", "cluster.cpus_per_worker=1.5", *MODEL, *settings]  # fmt: skip
         with output.open("w") as sink:
             process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, cwd=ROOT)
-        return Launch(process, Path(runs) / name, output)
+        return Launch(process, Folder(runs) / name, output)
 
     def close(self) -> None:
         self.cluster.shutdown()
@@ -91,13 +92,11 @@ class Launch:
     """One start of the driver."""
 
     process: subprocess.Popen
-    folder: Path
+    folder: Folder
     output: Path
 
     def records(self, kind: str | None = None) -> list[Record]:
-        journal = self.folder / "journal.jsonl"
-        records = parse_journal(journal.read_bytes()) if journal.exists() else []
-        return [r for r in records if kind in (None, r["kind"])]
+        return [r for r in read_journal(self.folder) if kind in (None, r["kind"])]
 
     def until(self, found: Callable[[list[Record]], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Waits for `found(records)` to be true, and returns it. Fails when the driver ends before."""

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from raytune70b.storage import Folder
 from raytune70b.training.checkpoint import folder_name, newest, whole_steps
 from tests.faults.conftest import check_undisturbed
 
@@ -18,9 +17,9 @@ def test_a_run_goes_on_after_its_driver_was_killed_and_stopped(fleet, start, dat
     fleet.size(1)
     fleet.misbehave(pace=0.05)
     run = start("cluster.workers=[1,2]")
-    checkpoints = Folder(run.folder) / "checkpoints"
+    checkpoints = run.folder / "checkpoints"
     run.until_steps(5)
-    with sqlite3.connect(run.folder.parent / "mlflow.db", timeout=60) as database:
+    with sqlite3.connect(run.folder.local.parent / "mlflow.db", timeout=60) as database:
         database.execute("BEGIN EXCLUSIVE")  # tracking stands still, training does not
         run.until_steps(25)
         database.rollback()

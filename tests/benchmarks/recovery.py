@@ -1,0 +1,116 @@
+"""Seconds from a fault to the next trained step, here and with a plain TorchTrainer of default settings, on one cluster.
+
+usage: python tests/benchmarks/recovery.py [rounds, default 1]     (a few minutes a round)
+
+Promise at tiny size: a worker killed <= 15 s, a node killed hard (W 4 -> 2) <= 30 s, a node that joins (W 2 -> 4) <= 15 s of
+pause. On a busy machine only the ratios mean something: starting processes is most of what is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from raytune70b.storage import Folder
+from tests.conftest import write_blocks
+from tests.faults.fleet import ROOT, Fleet
+
+PATIENCE_S = 400
+FAULTS = ("worker killed, W 4", "node killed, W 4 -> 2", "node joined, W 2 -> 4")
+
+Steps = Callable[[], list[dict[str, Any]]]
+
+
+def wait(steps: Steps, world: int, since: float) -> float:
+    """Waits for a step of `world` workers after the longest pause that began after `since`; returns the time of the step."""
+    end = time.time() + PATIENCE_S
+    while time.time() < end:
+        found = [s["time"] for s in steps() if s["world_size"] == world and s["time"] > since]
+        if len(found) > 3:
+            return found[0]
+        time.sleep(0.2)
+    raise TimeoutError(f"no step of {world} workers in {PATIENCE_S} s")
+
+
+def longest_pause(steps: Steps, since: float) -> float:
+    times = sorted(s["time"] for s in steps() if s["time"] > since - 1)
+    return max(b - a for a, b in itertools.pairwise(times))
+
+
+def hurt(fleet: Fleet, steps: Steps, victim: Callable[[], int]) -> list[float]:
+    """The three faults, one after the other; seconds without a step for each."""
+    found = []
+    for fault, world in zip((lambda: os.kill(victim(), signal.SIGKILL), lambda: fleet.lose(fleet.nodes[-1].node_id), fleet.join), (4, 2, 4), strict=True):
+        time.sleep(3)
+        begin = time.time()
+        fault()
+        settled = time.time() + 2 if world == 4 and fault is not fleet.join else begin  # steps of the group that was killed do not count
+        wait(steps, world, settled)
+        time.sleep(2)
+        found.append(longest_pause(steps, begin))
+    return found
+
+
+def ours(fleet: Fleet, folder: Path) -> list[float]:
+    write_blocks(Folder(folder / "data"), {"train": [20_000], "validation": [16]}, seq_len=16, group=64)
+    fleet.misbehave(pace=0.1)
+    run = fleet.start("ours", folder, folder / "data", folder, "cluster.workers=[2,4]", "checkpoint.every=10", "validation.every=0",
+                      "validation.max_blocks=4", "cluster.resize_check_s=5", "tracking.mlflow=null", "tracking.report=false", "run.quiet=true")  # fmt: skip
+    try:
+        wait(lambda: run.records("step"), 4, 0)
+        return hurt(fleet, lambda: run.records("step"), lambda: run.workers()[-1]["pid"])
+    finally:
+        run.process.kill()
+        run.process.wait()
+
+
+def plain(fleet: Fleet, folder: Path) -> list[float]:
+    log = folder / "steps.jsonl"
+    command = [sys.executable, str(ROOT / "tests/benchmarks/recovery_plain.py"), fleet.cluster.address, str(folder)]
+    with (folder / "plain.txt").open("w") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
+
+    def steps() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    try:
+        wait(steps, 4, 0)
+        return hurt(fleet, steps, lambda: steps()[-1]["pid"])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    results: dict[str, list[list[float]]] = {"ours": [], "plain": []}
+    with tempfile.TemporaryDirectory() as top:
+        fleet = Fleet(Path(top))
+        for n in range(rounds):
+            for name, side in (("ours", ours), ("plain", plain)):
+                fleet.size(2)
+                folder = Path(top) / f"{name}{n}"
+                folder.mkdir()
+                results[name].append(side(fleet, folder))
+                print(f"{name}: {[round(s, 1) for s in results[name][-1]]}, load {os.getloadavg()[0]:.1f}", flush=True)
+                time.sleep(10)  # Ray takes the killed driver's workers down
+        fleet.close()
+    for n, fault in enumerate(FAULTS):
+        a, b = (statistics.median(r[n] for r in results[name]) for name in ("ours", "plain"))
+        print(f"{fault:24} {a:6.1f} s here, {b:6.1f} s plain, ratio {a / b:.2f}")
+
+
+if __name__ == "__main__":
+    main()
