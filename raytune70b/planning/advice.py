@@ -50,11 +50,14 @@ def memory_line(workload: Workload, gpu_memory_bytes: float) -> str:
     """One line for a log or an error: what is needed by part, and what is there."""
     plan = plan_memory(workload, gpu_memory_bytes)
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in plan.parts.items() if size >= 0.05 * GIB)
-    return f"the plan needs {plan.total / GIB:.1f} of {gpu_memory_bytes / GIB:.1f} GiB a worker at {workload.world_size} workers ({parts}; worst at the {plan.moment})"
+    need = f"{plan.total / GIB:.1f} of {gpu_memory_bytes / GIB:.1f} GiB"
+    return f"the plan needs {need} a worker at {workload.world_size} workers ({parts}; worst at the {plan.moment})"
 
 
 def expected_throughput(config: Config, world_size: int, vocab_size: int | None = None) -> Throughput:
     """Speed by the plan on `hardware.gpu` with so many workers: the step's seconds, the band, and FLOPs per token for the MFU."""
     place = machine(config.hardware)
-    workload = resolve_micro_batch(from_config(config, world_size, config_shape(config, vocab_size)), config, find_gpu(config.hardware.gpu).memory)
+    workload = resolve_micro_batch(
+        from_config(config, world_size, config_shape(config, vocab_size)), config, find_gpu(config.hardware.gpu).memory
+    )
     return predict(with_micro_batch(workload, workload.micro_batch_size, config.train.global_batch_size), place)

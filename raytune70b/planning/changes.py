@@ -65,10 +65,19 @@ def useful_changes(plan: Plan, most: int = 8) -> list[Change]:
         return []
     found = [change for settings in _candidates(plan) if (change := _try(plan, settings))]
     if fits:
-        found = [c for c in found if c.plan.verdict != "does not fit" and (_hours(c.plan) < 0.97 * _hours(plan) or c.plan.schedule.within_budget)]
+        found = [
+            c for c in found if c.plan.verdict != "does not fit" and (_hours(c.plan) < 0.97 * _hours(plan) or c.plan.schedule.within_budget)
+        ]
     else:
         found = [c for c in found if c.plan.memory.total < 0.99 * plan.memory.total]
-    found.sort(key=lambda c: (c.plan.verdict == "does not fit", c.plan.schedule.within_budget is False, _hours(c.plan) * c.plan.machine.gpus, c.plan.memory.total))
+    found.sort(
+        key=lambda c: (
+            c.plan.verdict == "does not fit",
+            c.plan.schedule.within_budget is False,
+            _hours(c.plan) * c.plan.machine.gpus,
+            c.plan.memory.total,
+        )
+    )
     return found[:most]
 
 

@@ -70,7 +70,9 @@ def _speed(plan: Plan) -> Iterator[Claim]:
     else:
         possible, why = "yes", "inside the band"
     planned = f"{band.likely:,.0f} ({band.low:,.0f} to {band.high:,.0f})"
-    yield Claim("tokens/s/GPU", f"{claimed:,.0f}", planned, possible, f"needs at least {flops:,.0f} TFLOP/s, {share:.0%} of the bf16 peak; {why}")
+    yield Claim(
+        "tokens/s/GPU", f"{claimed:,.0f}", planned, possible, f"needs at least {flops:,.0f} TFLOP/s, {share:.0%} of the bf16 peak; {why}"
+    )
 
 
 def _utilisation(plan: Plan) -> Iterator[Claim]:
@@ -84,7 +86,13 @@ def _utilisation(plan: Plan) -> Iterator[Claim]:
                 possible, why = "no", f"its own tokens/s are {own:.0%} of the peak: the two figures contradict each other"
         yield Claim("MFU", f"{claims.mfu_pct:g} %", f"{mfu:.0%}", possible, why)
     if claims.gpu_use_pct:
-        yield Claim("GPU use", _range(claims.gpu_use_pct), "near 100 %", "yes", f"it is the time in which any kernel ran; the same GPU then has {mfu:.0%} MFU")
+        yield Claim(
+            "GPU use",
+            _range(claims.gpu_use_pct),
+            "near 100 %",
+            "yes",
+            f"it is the time in which any kernel ran; the same GPU then has {mfu:.0%} MFU",
+        )
 
 
 def _coverage(plan: Plan) -> Iterator[Claim]:
@@ -123,7 +131,9 @@ def _money(plan: Plan) -> Iterator[Claim]:
             planned = gpu_hours * price
             ratio = claimed / planned
             agrees = abs(ratio - 1) < 0.1
-            why = f"{gpus} GPUs x {claims.hours:g} h x {price:.2f} USD is all of it" + ("" if agrees else f"; the claim is {ratio:.1f} times that")
+            why = f"{gpus} GPUs x {claims.hours:g} h x {price:.2f} USD is all of it" + (
+                "" if agrees else f"; the claim is {ratio:.1f} times that"
+            )
             if round(ratio, 1) == plan.machine.nodes > 1:
                 why += ": it counts the machines twice"
             yield Claim(name, f"{claimed:,.0f} USD", f"{planned:,.0f} USD", "yes" if agrees else "no", why)
@@ -135,7 +145,9 @@ def _money(plan: Plan) -> Iterator[Claim]:
         if whole is not None and abs(whole / planned - 1) >= 0.1:
             why += f"; {abs(whole - planned):,.0f} USD of the difference are not GPU hours"
         agrees = whole is None or abs(whole / planned - 1) < 0.1
-        yield Claim("hyperscaler cost", "-" if whole is None else f"{whole:,.0f} USD", f"{planned:,.0f} USD", "yes" if agrees else "unlikely", why)
+        yield Claim(
+            "hyperscaler cost", "-" if whole is None else f"{whole:,.0f} USD", f"{planned:,.0f} USD", "yes" if agrees else "unlikely", why
+        )
 
 
 def _range(values: list[float]) -> str:

@@ -79,7 +79,14 @@ class CheckpointPlan:
 
 
 def plan_checkpoints(
-    workload: Workload, resting: dict[str, float], machine: Machine, step_s: float, mtbf_hours: float, every: int | str, kept: int, asynchronous: bool
+    workload: Workload,
+    resting: dict[str, float],
+    machine: Machine,
+    step_s: float,
+    mtbf_hours: float,
+    every: int | str,
+    kept: int,
+    asynchronous: bool,
 ) -> CheckpointPlan:
     """A checkpoint holds what training changes: trained weights and optimizer states. mtbf_hours: of one node.
 
@@ -116,7 +123,12 @@ def expected_losses(checkpoint: CheckpointPlan, machine: Machine, mtbf_hours: fl
     mtbf = mtbf_hours * 3600 / machine.nodes
     again = checkpoint.every_s / 2 + checkpoint.write_s
     recovery = RESTART_S + checkpoint.write_s
-    return Losses(hours * 3600 / mtbf, checkpoint.stall_s / (checkpoint.every_s + checkpoint.stall_s), min(1.0, again / mtbf), min(1.0, recovery / mtbf))
+    return Losses(
+        hours * 3600 / mtbf,
+        checkpoint.stall_s / (checkpoint.every_s + checkpoint.stall_s),
+        min(1.0, again / mtbf),
+        min(1.0, recovery / mtbf),
+    )
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,9 @@ class Cost:
         return self.compute + self.storage + self.egress
 
 
-def cost(offer: Offer, gpus: int, hours: float, stored: float, taken_out: float, storage_usd: float, egress_usd: float, losses: Losses) -> Cost:
+def cost(
+    offer: Offer, gpus: int, hours: float, stored: float, taken_out: float, storage_usd: float, egress_usd: float, losses: Losses
+) -> Cost:
     """What `hours` on `gpus` cost. stored: bytes kept for the run; taken_out: bytes of the finished model; prices per GB(-month).
 
     `lost` is the part of compute that failures and stalls eat; it is in `compute` already.

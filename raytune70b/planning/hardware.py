@@ -105,7 +105,9 @@ def find_gpu(name: str) -> Gpu:
         return _this_machine()
     if name not in gpus():
         near = difflib.get_close_matches(name, gpus(), 1, cutoff=0.3)
-        raise HardwareError(f"hardware.gpu: is {name!r}, which {GPUS.name} does not hold; did you mean {near[0] if near else 'H100-SXM-80GB'}?")
+        raise HardwareError(
+            f"hardware.gpu: is {name!r}, which {GPUS.name} does not hold; did you mean {near[0] if near else 'H100-SXM-80GB'}?"
+        )
     return gpus()[name]
 
 
@@ -114,8 +116,18 @@ def _this_machine() -> Gpu:
     cores = os.cpu_count() or 1
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return Gpu(
-        name="cpu", memory=memory, memory_bandwidth=10e9 * cores, peak_flops=5e10 * cores, sustained_flops=2e10 * cores,
-        fp8_sustained_flops=0.0, flash_attention_share=0.2, nvlink=0.0, nvlink_gpus=0, pcie=5e9, network=1e9, source="this host, roughly",
+        name="cpu",
+        memory=memory,
+        memory_bandwidth=10e9 * cores,
+        peak_flops=5e10 * cores,
+        sustained_flops=2e10 * cores,
+        fp8_sustained_flops=0.0,
+        flash_attention_share=0.2,
+        nvlink=0.0,
+        nvlink_gpus=0,
+        pcie=5e9,
+        network=1e9,
+        source="this host, roughly",
     )
 
 

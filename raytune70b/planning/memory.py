@@ -143,7 +143,13 @@ def moments(workload: Workload, gradients: float) -> dict[str, dict[str, float]]
         "loss": {"gradients": held, "activations": kept, "gathered layers": at_loss, "loss": loss_bytes(workload), "buffers": 0.0},
         "start of backward": {"gradients": held, "activations": kept + working, **backward},
         "end of backward": {"gradients": gradients, "activations": kept / workload.model.layers + working, **backward},
-        "optimizer step": {"gradients": gradients, "activations": 0.0, "gathered layers": 0.0, "loss": 0.0, "buffers": step_bytes(workload)},
+        "optimizer step": {
+            "gradients": gradients,
+            "activations": 0.0,
+            "gathered layers": 0.0,
+            "loss": 0.0,
+            "buffers": step_bytes(workload),
+        },
     }
 
 
@@ -220,7 +226,7 @@ def reduce_bytes(workload: Workload) -> float:
 
 
 def step_bytes(workload: Workload) -> float:
-    """Temporaries of the optimizer step: torch's foreach holds one more copy of the weights; compact states are unpacked tensor by tensor."""
+    """Temporaries of the optimizer step: torch's foreach holds one more copy of the weights; compact states are unpacked one by one."""
     if workload.optimizer == "torch":
         return workload.trained_shard * float(workload.weight_bytes)
     if workload.optimizer == "adamw" and workload.precision != "bf16":

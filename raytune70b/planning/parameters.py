@@ -120,12 +120,18 @@ def read_config(path: str) -> dict[str, Any]:
 def _llama(config: dict[str, Any]) -> ModelShape:
     hidden, layers, width, vocab = (config[k] for k in ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size"))
     heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or (8 if config["model_type"] == "mistral" else 32 if config["model_type"] == "qwen2" else heads)
+    kv_heads = config.get("num_key_value_heads") or (
+        8 if config["model_type"] == "mistral" else 32 if config["model_type"] == "qwen2" else heads
+    )
     head_dim = config.get("head_dim") or hidden // heads
     qkv_bias = config["model_type"] == "qwen2" or bool(config.get("attention_bias"))
     out_bias, mlp_bias = bool(config.get("attention_bias")) and config["model_type"] == "llama", bool(config.get("mlp_bias"))
-    attention = [("q_proj", heads * head_dim, hidden, qkv_bias), ("k_proj", kv_heads * head_dim, hidden, qkv_bias),
-                 ("v_proj", kv_heads * head_dim, hidden, qkv_bias), ("o_proj", hidden, heads * head_dim, out_bias)]
+    attention = [
+        ("q_proj", heads * head_dim, hidden, qkv_bias),
+        ("k_proj", kv_heads * head_dim, hidden, qkv_bias),
+        ("v_proj", kv_heads * head_dim, hidden, qkv_bias),
+        ("o_proj", hidden, heads * head_dim, out_bias),
+    ]
     mlp = [("gate_proj", width, hidden, mlp_bias), ("up_proj", width, hidden, mlp_bias), ("down_proj", hidden, width, mlp_bias)]
 
     def tensors() -> Iterator[Tensor]:
@@ -183,13 +189,24 @@ def from_meta_device(config: dict[str, Any]) -> ModelShape:
         model.tie_weights()  # building without memory parts tied weights
     except Exception as error:
         raise ModelError(f"model.config: transformers builds no causal language model from it: {str(error).splitlines()[0]}") from error
-    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"}
+    linear = {
+        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    }
     tensors = tuple(Tensor(name, tuple(p.shape), name in linear) for name, p in model.named_parameters())
     text = hf.get_text_config()
     hidden, heads = text.hidden_size, text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or hidden // heads
     width = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * hidden
     return ModelShape(
-        str(family), hidden, text.num_hidden_layers, width, heads, getattr(text, "num_key_value_heads", None) or heads, head_dim,
-        text.vocab_size, getattr(text, "max_position_embeddings", 2048), any("gate" in t.name for t in tensors), tensors,
+        str(family),
+        hidden,
+        text.num_hidden_layers,
+        width,
+        heads,
+        getattr(text, "num_key_value_heads", None) or heads,
+        head_dim,
+        text.vocab_size,
+        getattr(text, "max_position_embeddings", 2048),
+        any("gate" in t.name for t in tensors),
+        tensors,
     )

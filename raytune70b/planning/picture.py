@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from raytune70b.config import UserError
 from raytune70b.planning.hardware import GIB
@@ -18,14 +19,16 @@ def draw(plan: Plan, others: Sequence[Plan], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     _draw_memory(left, [*others])
     _draw_time(right, plan, [*others])
-    figure.suptitle(f"{plan.config.run.name}: {plan.workload.model.parameters / 1e9:.1f} B parameters, {plan.workload.method}, {plan.machine.gpu.name}")
+    figure.suptitle(
+        f"{plan.config.run.name}: {plan.workload.model.parameters / 1e9:.1f} B parameters, {plan.workload.method}, {plan.machine.gpu.name}"
+    )
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
         raise UserError(f"--picture {path}: cannot be written ({error})") from error
 
 
-def _draw_memory(axes, plans: list[Plan]) -> None:
+def _draw_memory(axes: Any, plans: list[Plan]) -> None:
     """Stacked bars by part, one for each number of GPUs, under the line of what a GPU has."""
     names, base = [str(p.machine.gpus) for p in plans], [0.0] * len(plans)
     for part in plans[0].memory.parts:
@@ -38,7 +41,7 @@ def _draw_memory(axes, plans: list[Plan]) -> None:
     axes.legend(fontsize=8)
 
 
-def _draw_time(axes, plan: Plan, plans: list[Plan]) -> None:
+def _draw_time(axes: Any, plan: Plan, plans: list[Plan]) -> None:
     """Hours, and USD where a price is known, for the whole run; hollow where it does not fit."""
     timed = [p for p in plans if p.schedule.hours is not None]
     if not timed:
@@ -49,7 +52,13 @@ def _draw_time(axes, plan: Plan, plans: list[Plan]) -> None:
     for n, p in enumerate(timed):
         fits = p.verdict != "does not fit"
         axes.plot(gpus[n], hours[n], "o", color="tab:blue", fillstyle="full" if fits else "none")
-    axes.set(xlabel="GPUs", ylabel="hours of the whole run", title="Time and cost (hollow: does not fit)", xscale="log", yscale="log")
+    axes.set(
+        xlabel="GPUs",
+        ylabel="hours of the whole run",
+        title="Time and cost (hollow: does not fit)",
+        xscale="log",
+        ylim=(0, 1.1 * max(hours)),
+    )
     axes.set_xticks(gpus, [str(g) for g in gpus])
     axes.minorticks_off()
     if plan.config.budget.hours is not None:
@@ -60,4 +69,4 @@ def _draw_time(axes, plan: Plan, plans: list[Plan]) -> None:
         usd.plot(gpus, [h * g * price for h, g in zip(hours, gpus, strict=True)], "s-", color="tab:red", label="USD")
         usd.set_ylabel(f"USD at {price:.2f} a GPU-hour", color="tab:red")
         usd.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center")

@@ -7,6 +7,7 @@ Pure apart from the data set's manifest, which is read where it exists. A plan t
 from __future__ import annotations
 
 import datetime
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,7 @@ from raytune70b.planning.parameters import ModelShape
 from raytune70b.planning.throughput import Throughput, predict
 from raytune70b.planning.workload import Workload, config_shape, from_config, with_micro_batch
 from raytune70b.schema import Config
+from raytune70b.storage import Folder
 
 BYTES_PER_TOKEN = 4.0
 """Bytes of raw text in a token, for a corpus that is not tokenised yet: English legal text with a 32,000 to 128,000 vocabulary."""
@@ -87,7 +89,10 @@ def build_plan(config: Config, shape: ModelShape | None = None) -> Plan:
     shape = shape or config_shape(config)
     accounted = shape.linear_parameters + shape.root_parameters
     if accounted < 0.9 * shape.parameters:
-        raise PlanError(f"model: {1 - accounted / shape.parameters:.0%} of its parameters are in no linear layer (a mixture of experts?); the plan cannot tell its speed")
+        raise PlanError(
+            f"model: {1 - accounted / shape.parameters:.0%} of its parameters are in no linear layer (a mixture of experts?); "
+            "the plan cannot tell its speed"
+        )
     workload = resolve_micro_batch(from_config(config, place.gpus, shape), config, place.gpu.memory)
     memory = mem.plan_memory(workload, place.gpu.memory)
     throughput = predict(workload, place)
@@ -123,13 +128,11 @@ def resolve_micro_batch(workload: Workload, config: Config, gpu_memory: float) -
 
 def corpus(config: Config) -> tuple[float | None, str]:
     """(tokens of one epoch, where the figure comes from)."""
-    manifest = Path(config.data.path) / "manifest.json"
-    if "://" not in config.data.path and manifest.is_file():
-        from raytune70b.blocks.manifest import read_manifest
-        from raytune70b.storage import Folder
-
-        data = read_manifest(Folder(config.data.path))
-        return float(data.rows("train") * data.seq_len), f"{config.data.path}/manifest.json"
+    folder = Folder(config.data.path)
+    if folder.exists("manifest.json"):
+        data = json.loads(folder.read("manifest.json"))
+        blocks = sum(sum(file["row_groups"]) for file in data["splits"]["train"])
+        return float(blocks * data["seq_len"]), f"{config.data.path}/manifest.json"
     if config.claims.corpus_tokens is not None:
         return config.claims.corpus_tokens, "claims.corpus_tokens"
     if config.claims.corpus_gb is not None:
@@ -143,23 +146,34 @@ def _schedule(
     tokens, source = corpus(config)
     per_step = config.train.global_batch_size * config.data.seq_len
     steps = config.train.steps or (None if tokens is None else max(1, math.ceil(config.train.epochs * tokens / per_step)))
-    budget = budget_hours(config, place.gpus)
+    budget, bought, bought_tokens = budget_hours(config, place.gpus), None, None
     busy = None if steps is None else steps * throughput.step_seconds / 3600
-    losses = money.expected_losses(checkpoint, place, config.cluster.mtbf_hours, min(h for h in (busy, budget, 1e6) if h is not None))
+    losses = money.expected_losses(
+        checkpoint, place, config.cluster.mtbf_hours, min((h for h in (busy, budget) if h is not None), default=0.0)
+    )
     goodput = max(losses.goodput, 0.01)
     hours = None if busy is None else busy / goodput
     if budget is not None:
         bought = math.floor(budget * 3600 * goodput / throughput.step_seconds)
         bought_tokens = float(bought * per_step)
-    start = datetime.date.fromisoformat(config.budget.start) if config.budget.start else datetime.date.today()
-    end = None if hours is None or hours > 1e6 else (datetime.datetime.combine(start, datetime.time()) + datetime.timedelta(hours=hours)).date().isoformat()
+    start = start_day(config)
+    end = (
+        None
+        if hours is None or hours > 1e6
+        else (datetime.datetime.combine(start, datetime.time()) + datetime.timedelta(hours=hours)).date().isoformat()
+    )
     return Schedule(
-        tokens, source, per_step, steps, hours, budget,
-        None if budget is None else bought,
-        None if budget is None else bought_tokens,
-        None if budget is None or not tokens else bought_tokens / tokens,
-        end,
+        tokens, source, per_step, steps, hours, budget, bought, bought_tokens,
+        None if bought_tokens is None or not tokens else bought_tokens / tokens, end,
     ), losses  # fmt: skip
+
+
+def start_day(config: Config) -> datetime.date:
+    """The day that the run begins. Raises PlanError."""
+    try:
+        return datetime.date.fromisoformat(config.budget.start) if config.budget.start else datetime.date.today()
+    except ValueError as error:
+        raise PlanError(f"budget.start: is {config.budget.start!r}; it takes a day as YYYY-MM-DD") from error
 
 
 def budget_hours(config: Config, gpus: int) -> float | None:
@@ -177,7 +191,12 @@ def offers(config: Config) -> list[money.Offer]:
     listed = money.read_prices(path) if own.price_per_gpu_hour is not None or own.price_list else []
     if own.price_per_gpu_hour is None:
         return listed
-    return [money.Offer("this configuration", own.price_per_gpu_hour, own.price_date or "undated", own.price_source or "budget.price_per_gpu_hour"), *listed]
+    return [
+        money.Offer(
+            "this configuration", own.price_per_gpu_hour, own.price_date or "undated", own.price_source or "budget.price_per_gpu_hour"
+        ),
+        *listed,
+    ]
 
 
 def _costs(config: Config, place: Machine, workload: Workload, schedule: Schedule, losses: money.Losses, disk: float) -> list[money.Cost]:
@@ -187,7 +206,9 @@ def _costs(config: Config, place: Machine, workload: Workload, schedule: Schedul
         return []
     model = workload.model.parameters * 2.0
     own = config.budget
-    return [money.cost(o, place.gpus, hours, disk, model, own.storage_usd_per_gb_month, own.egress_usd_per_gb, losses) for o in offers(config)]
+    return [
+        money.cost(o, place.gpus, hours, disk, model, own.storage_usd_per_gb_month, own.egress_usd_per_gb, losses) for o in offers(config)
+    ]
 
 
 def planned_hours(schedule: Schedule) -> float | None:
@@ -197,10 +218,10 @@ def planned_hours(schedule: Schedule) -> float | None:
 
 def record(plan: Plan) -> dict[str, Any]:
     """The plan as plain numbers, for `--json`, the journal and tests. Sizes in bytes, prices in USD."""
-    w, t = plan.workload, plan.throughput
+    w, t, gpu = plan.workload, plan.throughput, plan.machine.gpu
     return {
         "run": plan.config.run.name,
-        "hardware": {"gpu": plan.machine.gpu.name, "nodes": plan.machine.nodes, "gpus": plan.machine.gpus, "source": plan.machine.gpu.source},
+        "hardware": {"gpu": gpu.name, "nodes": plan.machine.nodes, "gpus": plan.machine.gpus, "source": gpu.source},
         "model": {"parameters": w.model.parameters, "trained": w.trained_parameters, "method": w.method},
         "verdict": plan.verdict,
         "memory": {"parts": plan.memory.parts, "total": plan.memory.total, "capacity": plan.memory.capacity, "moment": plan.memory.moment,

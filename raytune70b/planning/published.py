@@ -110,8 +110,15 @@ def _run(line: int, row: dict[str, str]) -> Run:
         sharding="single" if gpus == 1 else SHARDING[engine],
     )
     return Run(
-        line, row["source"], row["method"], _from_note(workload, row, note), _machine(row, gpus, note), speed,
-        None if memory is None else memory * 2**30, "torch max allocated" in note, out_of_memory,
+        line,
+        row["source"],
+        row["method"],
+        _from_note(workload, row, note),
+        _machine(row, gpus, note),
+        speed,
+        None if memory is None else memory * 2**30,
+        "torch max allocated" in note,
+        out_of_memory,
     )
 
 
@@ -126,7 +133,9 @@ def _shape(row: dict[str, str]) -> ModelShape:
         raise Unmodelled(f"model {row['model']}: not in {ARCHITECTURES.name}")
     stated = float(row["params_b"]) * 1e9
     if abs(shape.parameters / stated - 1) > 0.12:
-        raise Unmodelled(f"model {row['model']}: {ARCHITECTURES.name} counts {shape.parameters / 1e9:.2f} B parameters, the row states {row['params_b']}")
+        raise Unmodelled(
+            f"model {row['model']}: {ARCHITECTURES.name} counts {shape.parameters / 1e9:.2f} B parameters, the row states {row['params_b']}"
+        )
     return shape
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ def main(usage: str, arguments: list[str] | None = None) -> int:
     try:
         options, rest = _parser().parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        return _guarded(lambda: _fail(str(error)))
+        message = str(error)
+        return _guarded(lambda: _fail(message))
     return main_with_clear_errors(usage, SECTIONS, lambda config: _run(config, options, rest), rest)
 
 
@@ -55,9 +56,12 @@ def _fail(message: str) -> None:
 
 
 def _run(config: Config, options: argparse.Namespace, rest: list[str]) -> int:
+    options.hardware, rest = [a for a in options.hardware if "=" not in a], [*rest, *(a for a in options.hardware if "=" in a)]
     unknown = [a for a in rest if a.startswith("-")]
     if unknown:
-        raise UserError(f"{unknown[0]}: unknown option; there are --json, --sweep KEY=A,B,C, --hardware FILE ..., --picture FILE.png and --help")
+        raise UserError(
+            f"{unknown[0]}: unknown option; there are --json, --sweep KEY=A,B,C, --hardware FILE ..., --picture FILE.png and --help"
+        )
     plans = {"": build_plan(config)}
     if options.sweep:
         plans = _sweep(options.sweep, rest)
@@ -96,15 +100,21 @@ def print_plan(plan: Plan) -> None:
     """All tables of one plan."""
     console = _console()
     w = plan.workload
-    console.print(
-        f"[bold]{plan.config.run.name}[/]: {w.model.parameters / 1e9:,.2f} B parameters, {w.method}, {w.trained_parameters / 1e9:,.3f} B trained; "
-        f"{plan.machine.nodes} x {plan.machine.gpus_per_node} {plan.machine.gpu.name}; micro-batch {w.micro_batch_size} x {w.seq_len} tokens, {w.micro_batches} a step"
-    )
+    model = f"{w.model.parameters / 1e9:,.3g} B parameters, {w.method}, {w.trained_parameters / 1e9:,.3g} B trained"
+    place = f"{plan.machine.nodes} x {plan.machine.gpus_per_node} {plan.machine.gpu.name}"
+    batch = f"micro-batch {w.micro_batch_size} x {w.seq_len} tokens, {w.micro_batches} a step"
+    console.print(f"[bold]{plan.config.run.name}[/]: {model}; {place}; {batch}")
     console.print(f"verdict: [{MARKS[plan.verdict]}]{plan.verdict}[/]\n")
-    _print(console, f"Memory of one GPU, worst at the {plan.memory.moment}", ("part", "GiB"), _memory_rows(plan), right=(1,))
+    _print(console, f"Memory of one GPU, worst at the {plan.memory.moment}", ("part", "size"), _memory_rows(plan), right=(1,))
     _print(console, "Speed", ("", "low", "likely", "high"), _speed_rows(plan), right=(1, 2, 3))
     _print(console, "Time and checkpoints", ("", ""), _time_rows(plan))
-    _print(console, "Cost", ("offer", "USD/GPU-hour", "GPU-hours", "compute", "storage", "egress", "total USD", "of it lost"), _cost_rows(plan), right=tuple(range(1, 8)))
+    _print(
+        console,
+        "Cost",
+        ("offer", "USD/GPU-hour", "GPU-hours", "compute", "storage", "egress", "total USD", "of it lost"),
+        _cost_rows(plan),
+        right=tuple(range(1, 8)),
+    )
     _print(console, "What would help, best first", ("change", "effect"), [(c.command, c.effect) for c in useful_changes(plan)])
     claims = [(c.figure, c.claimed, c.planned, f"[{MARKS[c.possible]}]{c.possible}[/]", c.why) for c in check_claims(plan)]
     _print(console, "Claims beside the plan", ("figure", "claimed", "plan", "can be", "why"), claims)
@@ -116,7 +126,7 @@ def _console() -> Any:
     return Console(soft_wrap=False, highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
-def _print(console: Any, title: str, columns: Iterable[str], rows: list[tuple[str, ...]], right: tuple[int, ...] = ()) -> None:
+def _print(console: Any, title: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> None:
     if not rows:
         return
     from rich.table import Table
@@ -130,16 +140,21 @@ def _print(console: Any, title: str, columns: Iterable[str], rows: list[tuple[st
 
 
 def _memory_rows(plan: Plan) -> list[tuple[str, ...]]:
-    rows = [(part, f"{size / GIB:.1f}") for part, size in plan.memory.parts.items()]
-    rows.append(("total of usable", f"{plan.memory.total / GIB:.1f} of {plan.memory.capacity / GIB:.1f}"))
-    rows += [(f"{name} (all of a machine)" if name == "host memory" else name, f"{need / GIB:,.0f} of {have / GIB:,.0f}") for name, need, have in plan.stores()[1:]]
-    return rows
+    rows: list[tuple[str, ...]] = [(part, size_text(size)) for part, size in plan.memory.parts.items()]
+    names = {"GPU memory": "total of usable", "host memory": "host memory of a machine"}
+    return rows + [(names.get(name, name), f"{size_text(need)} of {size_text(have)}") for name, need, have in plan.stores()]
+
+
+def size_text(size: float) -> str:
+    """Bytes in the unit that reads best."""
+    unit, name = next((u for u in ((2**40, "TiB"), (GIB, "GiB"), (2**20, "MiB")) if size >= 0.95 * u[0]), (2**10, "KiB"))
+    return f"{size / unit:,.1f} {name}"
 
 
 def _speed_rows(plan: Plan) -> list[tuple[str, ...]]:
     t = plan.throughput
     peak = plan.machine.gpu.peak_flops
-    rows = [("tokens/s/GPU", f"{t.low:,.0f}", f"{t.likely:,.0f}", f"{t.high:,.0f}")]
+    rows: list[tuple[str, ...]] = [("tokens/s/GPU", f"{t.low:,.0f}", f"{t.likely:,.0f}", f"{t.high:,.0f}")]
     rows.append(("MFU", *(f"{x * t.flops_per_token / peak:.0%}" for x in (t.low, t.likely, t.high))))
     rows.append((f"step, s (bound by {t.bound})", "", f"{t.step_seconds:.1f}", ""))
     return rows + [(f"  {name}", "", f"{seconds:.2f}", "") for name, seconds in t.seconds.items() if seconds]
@@ -147,36 +162,46 @@ def _speed_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 def _time_rows(plan: Plan) -> list[tuple[str, ...]]:
     s, c, losses = plan.schedule, plan.checkpoint, plan.losses
-    rows = [("corpus", f"{s.corpus_tokens / 1e9:,.3f} B tokens ({s.corpus_from})" if s.corpus_tokens else s.corpus_from), ("tokens a step", f"{s.tokens_per_step:,}")]
+    tokens = f"{s.corpus_tokens / 1e9:,.3f} B tokens ({s.corpus_from})" if s.corpus_tokens else s.corpus_from
+    rows: list[tuple[str, ...]] = [("corpus", tokens), ("tokens a step", f"{s.tokens_per_step:,}")]
     if s.steps is not None and s.hours is not None:
         rows.append(("the whole run", f"{s.steps:,} steps, {s.hours:,.1f} h" + (f", ends {s.end}" if s.end else "")))
     if s.budget_hours is not None and s.budget_steps is not None and s.budget_tokens is not None:
         epochs = f", {s.budget_epochs:.3g} epochs" if s.budget_epochs is not None else ""
-        rows.append(("inside the budget", f"{s.budget_hours:,.1f} h: {s.budget_steps:,} steps, {s.budget_tokens / 1e9:,.2f} B tokens{epochs}"))
+        rows.append(
+            ("inside the budget", f"{s.budget_hours:,.1f} h: {s.budget_steps:,} steps, {s.budget_tokens / 1e9:,.2f} B tokens{epochs}")
+        )
     if s.within_budget is not None:
         rows.append(("budget", "[green]enough for the whole run[/]" if s.within_budget else "[red]ends before the run does[/]"))
     rows.append(("checkpoint", f"{c.bytes / 1e9:,.1f} GB, stops training {c.stall_s:.1f} s, written in {c.write_s:,.0f} s"))
     rows.append(("checkpoint interval", f"{c.every_steps:,} steps ({c.every_s / 60:,.0f} min)"))
-    rows.append(("goodput", f"{losses.goodput:.1%}: {losses.failures:.2f} failures expected; stalls {losses.stall:.2%}, lost work {losses.lost_work:.2%}, recovery {losses.recovery:.2%}"))
+    rows.append(
+        (
+            "goodput",
+            f"{losses.goodput:.1%}: {losses.failures:.2f} failures expected; stalls {losses.stall:.2%}, lost work {losses.lost_work:.2%}, "
+            f"recovery {losses.recovery:.2%}",
+        )
+    )
     return rows
 
 
 def _cost_rows(plan: Plan) -> list[tuple[str, ...]]:
     return [
-        (f"{c.offer.name} ({c.offer.date})", f"{c.offer.usd_per_gpu_hour:.2f}", f"{c.gpu_hours:,.0f}", f"{c.compute:,.0f}", f"{c.storage:,.0f}",
-         f"{c.egress:,.0f}", f"{c.total:,.0f}", f"{c.lost:,.0f}")
+        (f"{c.offer.name} ({c.offer.date})", f"{c.offer.usd_per_gpu_hour:.2f}", f"{c.gpu_hours:,.0f}", f"{c.compute:,.0f}",
+         f"{c.storage:,.0f}", f"{c.egress:,.0f}", f"{c.total:,.0f}", f"{c.lost:,.0f}")
         for c in plan.costs
     ]  # fmt: skip
 
 
 def print_comparison(plans: dict[str, Plan]) -> None:
     """Several plans side by side."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, plan in plans.items():
         t, s, hours = plan.throughput, plan.schedule, planned_hours(plan.schedule)
         rows.append((
-            name, f"[{MARKS[plan.verdict]}]{plan.verdict}[/]", f"{plan.memory.total / GIB:.1f}/{plan.memory.capacity / GIB:.1f}", f"{t.low:,.0f}-{t.high:,.0f}", f"{t.likely:,.0f}",
-            f"{t.mfu:.0%}", t.bound, "-" if s.hours is None else f"{s.hours:,.0f}", "-" if s.budget_tokens is None else f"{s.budget_tokens / 1e9:,.2f}",
+            name, f"[{MARKS[plan.verdict]}]{plan.verdict}[/]", f"{plan.memory.total / GIB:.1f}/{plan.memory.capacity / GIB:.1f}",
+            f"{t.low:,.0f}-{t.high:,.0f}", f"{t.likely:,.0f}", f"{t.mfu:.0%}", t.bound, "-" if s.hours is None else f"{s.hours:,.0f}",
+            "-" if s.budget_tokens is None else f"{s.budget_tokens / 1e9:,.2f}",
             f"{plan.costs[0].total:,.0f}" if plan.costs and hours else "-",
         ))  # fmt: skip
     columns = ("variant", "verdict", "GiB", "band", "tokens/s/GPU", "MFU", "bound by", "hours", "B tokens in budget", "USD")
@@ -194,16 +219,23 @@ def _validate(arguments: list[str]) -> None:
     groups = {source: [p for p in validation.predictions if p.run.source == source] for source in validation.constants}
     groups |= {f"method {m}": [p for p in validation.predictions if p.run.method == m] for m in ("full", "lora", "qlora")}
     groups["all"] = validation.predictions
-    rows = [(name, *_score_cells(score(group))) for name, group in groups.items() if group]
+    rows: list[tuple[str, ...]] = [(name, *_score_cells(score(group))) for name, group in groups.items() if group]
     console = _console()
     columns = ("predicted by the other sources", "rows", "memory: median error", "fits or not: right", "speed: median error", "in the band")
     _print(console, "", columns, rows, right=(1, 2, 3, 4, 5))
     worst = sorted((p for p in validation.predictions if p.speed_error is not None), key=lambda p: -abs(p.speed_error or 0))[:8]
-    _print(console, "Worst speeds", ("line", "source", "run", "stated", "plan", "error"), [_worst_cells(p) for p in worst], right=(0, 3, 4, 5))
+    _print(
+        console, "Worst speeds", ("line", "source", "run", "stated", "plan", "error"), [_worst_cells(p) for p in worst], right=(0, 3, 4, 5)
+    )
     reasons: dict[str, list[int]] = {}
     for row in validation.left:
         reasons.setdefault(row.reason, []).append(row.line)
-    _print(console, f"{len(validation.left)} rows left out", ("why", "lines"), [(why, ", ".join(map(str, lines))) for why, lines in reasons.items()])
+    _print(
+        console,
+        f"{len(validation.left)} rows left out",
+        ("why", "lines"),
+        [(why, ", ".join(map(str, lines))) for why, lines in reasons.items()],
+    )
     write_predictions(validation, out)
     console.print(f"predictions: {out}")
 
@@ -212,10 +244,16 @@ def _score_cells(s: dict[str, Any]) -> tuple[str, ...]:
     def cell(name: str) -> str:
         return "-" if s[name] is None else f"{s[name]:.1%}"
 
-    return (str(s["rows"]), f"{cell('memory_median_error')} of {s['memory_rows']}", cell("fits_right"), f"{cell('speed_median_error')} of {s['speed_rows']}", cell("in_band"))
+    return (
+        str(s["rows"]),
+        f"{cell('memory_median_error')} of {s['memory_rows']}",
+        cell("fits_right"),
+        f"{cell('speed_median_error')} of {s['speed_rows']}",
+        cell("in_band"),
+    )
 
 
 def _worst_cells(p: Any) -> tuple[str, ...]:
     w = p.run.workload
-    run = f"{w.model.parameters / 1e9:.0f} B {w.method} {w.sharding} {w.world_size} x {p.run.machine.gpu.name}, {w.micro_batch_size} x {w.seq_len}"
+    run = f"{w.model.parameters / 1e9:.0f} B {w.method} {w.sharding}, {w.world_size} {p.run.machine.gpu.name}, {w.micro_batch_size} x {w.seq_len}"
     return (str(p.run.line), p.run.source, run, f"{p.run.tokens_per_s_per_gpu:,.0f}", f"{p.likely:,.0f}", f"{p.speed_error:+.0%}")

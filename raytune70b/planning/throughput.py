@@ -62,11 +62,15 @@ class Throughput:
 
 
 def model_flops_per_token(workload: Workload) -> float:
-    """Floating-point operations that one trained token needs, without recomputing: what MFU counts. Frozen weights need no weight gradient."""
+    """Operations that one trained token needs, without recomputing: what MFU counts. Frozen weights need no weight gradient."""
     m = workload.model
     products = 2.0 * (m.linear_parameters + m.head_parameters)
     backward = 2.0 if workload.method == "full" else 1.0
-    return products * (1 + backward) + 3.5 * attention_flops_per_token(workload) + (0.0 if workload.method == "full" else 6.0 * workload.trained_parameters)
+    return (
+        products * (1 + backward)
+        + 3.5 * attention_flops_per_token(workload)
+        + (0.0 if workload.method == "full" else 6.0 * workload.trained_parameters)
+    )
 
 
 def attention_flops_per_token(workload: Workload) -> float:
@@ -102,7 +106,9 @@ def micro_batch_seconds(workload: Workload, machine: Machine, c: Constants) -> d
     adapters = 0 if workload.method == "full" else workload.trained_parameters
     products = 2.0 * m.linear_parameters * (1 + again + backward) + 2.0 * m.head_parameters * (1 + backward) + 2.0 * adapters * (3 + again)
     rate = gpu.sustained_flops * c.matrix * m.hidden / (m.hidden + c.half_hidden) * tokens / (tokens + c.half_tokens)
-    attention = attention_flops_per_token(workload) * (1 + again + 2.5) * tokens / (gpu.peak_flops * gpu.flash_attention_share * c.attention)
+    attention = (
+        attention_flops_per_token(workload) * (1 + again + 2.5) * tokens / (gpu.peak_flops * gpu.flash_attention_share * c.attention)
+    )
     kept = activation_traffic(workload)
     logits = m.vocab * (workload.logit_bytes or 8.0)
     traffic = tokens * (c.traffic * m.layers * kept * (3 + again) + 3 * logits)

@@ -174,7 +174,20 @@ def score(predictions: Sequence[Prediction]) -> dict[str, float | int | None]:
 
 def write_predictions(validation: Validation, path: Path) -> None:
     """One line a row of the table, predicted or left out with its reason."""
-    columns = ["line", "source", "method", "tokens_per_s_per_gpu", "low", "likely", "high", "memory_gib", "predicted_memory_gib", "verdict", "out_of_memory", "left_out"]
+    columns = [
+        "line",
+        "source",
+        "method",
+        "tokens_per_s_per_gpu",
+        "low",
+        "likely",
+        "high",
+        "memory_gib",
+        "predicted_memory_gib",
+        "verdict",
+        "out_of_memory",
+        "left_out",
+    ]
     lines: dict[int, list[object]] = {}
     for p in validation.predictions:
         run, counted = p.run, p.memory.allocated if p.run.memory_is_allocated else p.memory.total

@@ -98,7 +98,10 @@ class Workload:
             name = module.rsplit(".", 1)[-1]
             if tensor.linear and tensor.layer is not None and (not self.lora_targets or name in self.lora_targets):
                 out, width = tensor.shape
-                found += [Tensor(f"{module}.lora_A.weight", (self.lora_rank, width)), Tensor(f"{module}.lora_B.weight", (out, self.lora_rank))]
+                found += [
+                    Tensor(f"{module}.lora_A.weight", (self.lora_rank, width)),
+                    Tensor(f"{module}.lora_B.weight", (out, self.lora_rank)),
+                ]
             if set(module.split(".")) & set(self.lora_saved):
                 found.append(Tensor(f"{module}.modules_to_save.weight", tensor.shape))
         return tuple(found)
@@ -131,7 +134,9 @@ def from_config(config: Config, world_size: int, shape: ModelShape | None = None
     """The workload of a configuration on so many workers; `train.micro_batch_size: auto` is taken as 1. Raises WorkloadError."""
     shape = shape or config_shape(config)
     if config.data.seq_len > shape.context:
-        raise WorkloadError(f"data.seq_len: is {config.data.seq_len}, the model's context is {shape.context}; use blocks of at most {shape.context}")
+        raise WorkloadError(
+            f"data.seq_len: is {config.data.seq_len}, the model's context is {shape.context}; use blocks of at most {shape.context}"
+        )
     if world_size % config.model.replicate:
         raise WorkloadError(f"model.replicate: is {config.model.replicate}, which does not divide {world_size} workers")
     model = config.model

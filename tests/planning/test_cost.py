@@ -1,0 +1,75 @@
+"""Prices, checkpoint intervals and the expected loss to failures."""
+
+import math
+
+import numpy as np
+import pytest
+
+from raytune70b.config import compose
+from raytune70b.planning.cost import PriceError, read_prices, young_daly_interval
+from raytune70b.planning.plan import build_plan
+
+
+def expected_seconds(interval, stall, mtbf, work=1e6):
+    """Daly's exact expectation for exponential failures: wall-clock for `work` seconds of training, recovery left out."""
+    return mtbf * (math.exp((interval + stall) / mtbf) - 1) * work / interval
+
+
+@pytest.mark.parametrize("stall", [0.2, 5.0, 60.0, 600.0])
+@pytest.mark.parametrize("mtbf_hours", [1, 24, 200])
+def test_interval_loses_the_least_time(stall, mtbf_hours):
+    mtbf = mtbf_hours * 3600.0
+    best = min(expected_seconds(x, stall, mtbf) for x in np.geomspace(1, mtbf, 4000))
+    assert expected_seconds(young_daly_interval(stall, mtbf), stall, mtbf) <= best * 1.0005
+
+
+def test_interval_at_the_edges():
+    assert young_daly_interval(0.0, 3600.0) == 0.0
+    assert young_daly_interval(8000.0, 3600.0) == 3600.0
+    assert young_daly_interval(1.0, 720000.0) == pytest.approx(math.sqrt(2 * 720000.0), rel=0.01)
+
+
+def test_cost_adds_up():
+    plan = build_plan(compose(["conf/recipe/compliance.yaml"]))
+    own = plan.costs[0]
+    assert own.gpu_hours == pytest.approx(16 * 72)
+    assert own.compute == pytest.approx(2304)  # 16 GPUs x 72 h x 2.00 USD
+    assert own.total == own.compute + own.storage + own.egress
+    assert own.egress == pytest.approx(70.553706496 * 2 * 0.09)
+    assert 0 < own.lost < 0.05 * own.compute
+    assert {c.offer.usd_per_gpu_hour for c in plan.costs} >= {2.0, 4.34, 98 / 8, 130 / 8}
+
+
+def test_more_failures_cost_more_and_ask_for_more_checkpoints():
+    steady, shaky = (build_plan(compose(["conf/recipe/cognistream.yaml", f"cluster.mtbf_hours={h}"])) for h in (1000, 10))
+    assert shaky.losses.goodput < steady.losses.goodput < 1
+    assert shaky.checkpoint.every_steps < steady.checkpoint.every_steps
+    assert shaky.losses.failures == pytest.approx(100 * steady.losses.failures)
+
+
+def test_checkpoints_hold_what_training_changes():
+    full = build_plan(compose(["conf/recipe/cognistream.yaml"]))
+    assert full.checkpoint.bytes == pytest.approx(68.976648192e9 * (2 + 8), rel=1e-4)  # bf16 weights, fp32 moments
+    adapters = build_plan(compose(["conf/recipe/synergy.yaml"]))
+    assert adapters.checkpoint.bytes == pytest.approx(adapters.workload.trained_parameters * 12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("x,-1,GPU-hour,1,2026-01-01,s", "asks -1 USD; a price is above 0"),
+        ("x,nan,GPU-hour,1,2026-01-01,s", "a price is above 0"),
+        ("x,2,GPU-hour,0,2026-01-01,s", "is no offer"),
+        ("x,two,GPU-hour,1,2026-01-01,s", "is no offer"),
+    ],
+)
+def test_a_price_that_is_none_is_refused(tmp_path, line, message):
+    path = tmp_path / "prices.csv"
+    path.write_text(f"offer,usd,per,gpus,date,source\n{line}\n")
+    with pytest.raises(PriceError, match=message):
+        read_prices(path)
+
+
+def test_a_missing_price_list_is_named():
+    with pytest.raises(PriceError, match=r"budget.price_list: .*none.csv cannot be read"):
+        build_plan(compose(["conf/recipe/compliance.yaml", "budget.price_list=/none.csv"]))
