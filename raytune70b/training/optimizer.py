@@ -189,11 +189,17 @@ ZERO_CODE = {"exp_avg": 127, "exp_avg_sq": 0}
 
 
 def _code_table(name: str, device: torch.device) -> Tensor:
-    """bitsandbytes' dynamic 8-bit numbers: about seven decades, densest in relative terms near the block's maximum."""
+    """bitsandbytes' dynamic 8-bit numbers: about seven decades, densest in relative terms near the block's maximum.
+
+    Its signed table ends at -0.993: a block's negative maximum would shrink at every step. -1 takes the place of the smallest.
+    """
     if (name, device) not in _CODES:
         from bitsandbytes.functional import create_dynamic_map
 
-        _CODES[name, device] = create_dynamic_map(signed=name == "exp_avg").to(device)
+        table = create_dynamic_map(signed=name == "exp_avg")
+        if name == "exp_avg":
+            table[ZERO_CODE[name] - 1] = -1.0
+        _CODES[name, device] = table.sort().values.to(device)
     return _CODES[name, device]
 
 

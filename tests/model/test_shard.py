@@ -74,7 +74,10 @@ def test_replicate_must_divide_the_workers():
 
 
 def compiled_gradients(rank: int, world_size: int, folder: Path, batch: dict) -> dict:
-    config = common.config_for(folder, "full", "fp32", "model.compile=true", "model.activation_checkpointing=full")
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = 1  # a pool of compiling processes would take longer to start than it helps
+    config = common.config_for(folder, "full", "fp32", "model.compile=true")
     model, _ = common.build(config)
     found = common.gradients(model, config, batch)
     from torch._dynamo.utils import counters
@@ -107,7 +110,7 @@ def test_a_trained_parameter_that_is_not_sharded_is_an_error():
 
 def dry_runs(rank: int, world_size: int, folder: Path) -> str:
     config = common.config_for(folder)
-    model, optimizer = common.build(config)
+    model, _ = common.build(config)
     before = {name: common.full(p) for name, p in model.named_parameters()}
     result = dry_run(model, config, common.VOCAB, 32, 2, common.CPU)
     assert result.seconds > 0 and model.training
