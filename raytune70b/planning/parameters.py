@@ -106,6 +106,8 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
         return _FAMILIES[family](config) if family in _FAMILIES else from_meta_device(config)
     except KeyError as error:
         raise ModelError(f"model.config.{error.args[0]}: is missing, and a {family} model needs it") from error
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        raise ModelError(f"model.config: its values make no {family} model: {error}") from error
 
 
 def read_config(path: str) -> dict[str, Any]:

@@ -31,6 +31,10 @@ def main(usage: str, arguments: list[str] | None = None) -> int:
     except argparse.ArgumentError as error:
         message = str(error)
         return _guarded(lambda: _fail(message))
+    unknown = [a for a in rest if a.startswith("-") and a not in ("-h", "--help")]
+    if unknown:
+        known = "--json, --sweep KEY=A,B,C, --hardware FILE ..., --picture FILE.png and --help"
+        return _guarded(lambda: _fail(f"{unknown[0]}: unknown option; there are {known}"))
     return main_with_clear_errors(usage, SECTIONS, lambda config: _run(config, options, rest), rest)
 
 
@@ -57,11 +61,6 @@ def _fail(message: str) -> None:
 
 def _run(config: Config, options: argparse.Namespace, rest: list[str]) -> int:
     options.hardware, rest = [a for a in options.hardware if "=" not in a], [*rest, *(a for a in options.hardware if "=" in a)]
-    unknown = [a for a in rest if a.startswith("-")]
-    if unknown:
-        raise UserError(
-            f"{unknown[0]}: unknown option; there are --json, --sweep KEY=A,B,C, --hardware FILE ..., --picture FILE.png and --help"
-        )
     plans = {"": build_plan(config)}
     if options.sweep:
         plans = _sweep(options.sweep, rest)
