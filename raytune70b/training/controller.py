@@ -20,6 +20,7 @@ import ray
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision, ResizeDecision
+from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import TrainAutoscalingCoordinatorClient
 
 from raytune70b.training.mailbox import HAND_OVER
 from raytune70b.training.preemption import Preempted
@@ -31,12 +32,12 @@ PROBE_S = 2.0
 class ElasticTrainer(TorchTrainer):
     """A TorchTrainer whose controller decides as described above."""
 
-    def __init__(self, *args: Any, mailbox: Any, launch: int, hand_over_s: float, **kwargs: Any):
+    def __init__(self, *args: Any, run: str, mailbox: Any, launch: int, hand_over_s: float, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._mailbox, self._launch, self._hand_over_s = mailbox, launch, hand_over_s
+        self._run, self._mailbox, self._launch, self._hand_over_s = run, mailbox, launch, hand_over_s
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
-        kwargs["scaling_policy"] = LivingNodes(self.scaling_config, self._mailbox, self._launch, self._hand_over_s)
+        kwargs["scaling_policy"] = LivingNodes(self.scaling_config, self._run, self._mailbox, self._launch, self._hand_over_s)
         kwargs["failure_policy"] = GivesUp(kwargs["failure_policy"], self._mailbox, self._launch)
         return super()._initialize_and_run_controller(**kwargs)  # type: ignore[misc]
 
@@ -44,16 +45,20 @@ class ElasticTrainer(TorchTrainer):
 class LivingNodes(ElasticScalingPolicy):
     """Elastic scaling on the machines that answer and stay. Lives in the controller."""
 
-    def __init__(self, scaling_config: Any, mailbox: Any, launch: int, hand_over_s: float):
+    def __init__(self, scaling_config: Any, run: str, mailbox: Any, launch: int, hand_over_s: float):
         super().__init__(scaling_config)
-        self._mailbox, self._launch, self._hand_over_s = mailbox, launch, hand_over_s
+        self._run, self._mailbox, self._launch, self._hand_over_s = run, mailbox, launch, hand_over_s
         self._gone: list[str] = []
         self._told = False
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # A group that has lost a machine cannot take its process group down in good order; plain Ray gives it 30 s.
         os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "2")
-        super().after_controller_start(train_run_context)
+        # Named after the run and not after the launch: a killed driver's reservation holds the machines for three minutes, and
+        # the same command again takes it over instead of waiting behind it.
+        self._requester_id = f"train-{self._run}"
+        self._coordinator_client = TrainAutoscalingCoordinatorClient(self._requester_id)
+        self._send_resource_request()
 
     def _get_reserved_resources(self) -> Any:
         """Ray's reservation, computed afresh, without the machines that are gone or going."""

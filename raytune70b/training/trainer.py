@@ -71,7 +71,7 @@ def build_trainer(prepared: Prepared, job: Job, launch: int) -> ElasticTrainer:
     return ElasticTrainer(
         train_on_worker,
         train_loop_config=job,  # type: ignore[arg-type]
-        mailbox=job.mailbox, launch=launch, hand_over_s=config.run.hang_timeout_s,
+        run=prepared.run.uri, mailbox=job.mailbox, launch=launch, hand_over_s=config.run.hang_timeout_s,
         torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(max(60, 3 * config.run.hang_timeout_s))),
         scaling_config=ScalingConfig(  # type: ignore[call-arg]
             num_workers=(least, most), use_gpu=gpu,  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def fleet(door, tmp_path_factory):
 
 @pytest.fixture
 def start(fleet, data, tmp_path):
-    """Starts a run, the same again with the same name; what is still running at the end is ended."""
+    """Starts a run, the same again with the same name; what is still running at the end is stopped."""
     launches: list[Launch] = []
 
     def begin(*settings: str, runs: str = "", data: Path | str = data) -> Launch:
@@ -56,9 +56,7 @@ def start(fleet, data, tmp_path):
     yield begin
     fleet.misbehave()
     for launch in launches:
-        if launch.process.poll() is None:
-            launch.process.kill()
-            launch.process.wait()
+        launch.stop()
 
 
 def check_undisturbed(launch: Launch, data: Path, reference) -> None:

@@ -49,7 +49,7 @@ class Fleet:
         new.write_text(json.dumps(faults))
         new.replace(self.faults)
 
-    def join(self, cpus: float = 4) -> None:
+    def join(self, cpus: int = 4) -> None:
         self.nodes.append(self.cluster.add_node(num_cpus=cpus, wait=True))
 
     def size(self, nodes: int) -> None:
@@ -134,6 +134,16 @@ class Launch:
         finally:
             if self.process.poll() is None:
                 self.process.send_signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ends what still runs, in good order if it can be: a killed driver's reservation holds the machines for three minutes."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
 
     def text(self) -> str:
         return self.output.read_text()

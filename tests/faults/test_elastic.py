@@ -47,7 +47,7 @@ def test_a_run_through_kills_losses_joins_and_a_preemption(fleet, start, data, r
 
     wait_a_little(run)
     joined = time.time()
-    fleet.join(cpus=2.5)
+    fleet.join(cpus=2)
     run.until_world(3, joined)
     before, after = pauses(run.records(), joined)
     assert after[0] == before[-1] + 1, "a resize costs no step"
