@@ -209,7 +209,7 @@ class Cluster:
     cpus_per_worker: float = limited(1.0, above=0)
     """CPUs that Ray reserves for a worker."""
     max_failures: int = limited(100, low=0)
-    """Restarts of the worker group before the run gives up; a failure that repeats at one step gives up after three."""
+    """Restarts of the worker group before the run gives up. The same error twice at one step ends it at once, as do broken connections three times."""
     mtbf_hours: float = limited(200.0, above=0)
     """Mean time between failures of one node, for `checkpoint.every: auto` and for the plan."""
     resize_check_s: float = limited(10.0, above=0)

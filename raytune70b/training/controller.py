@@ -27,6 +27,8 @@ from raytune70b.training.preemption import Preempted
 
 PROBE_S = 2.0
 """How long a machine may take to accept a connection before it counts as dead."""
+ASK_AGAIN_S = 300.0
+"""Seconds before a worker group that could not save is asked again to make way for a larger one."""
 
 
 class ElasticTrainer(TorchTrainer):
@@ -50,6 +52,7 @@ class LivingNodes(ElasticScalingPolicy):
         self._run, self._mailbox, self._launch, self._hand_over_s = run, mailbox, launch, hand_over_s
         self._gone: list[str] = []
         self._told = False
+        self._not_before = 0.0
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # A group that has lost a machine cannot take its process group down in good order; plain Ray gives it 30 s.
@@ -67,6 +70,7 @@ class LivingNodes(ElasticScalingPolicy):
         return {node: resources for node, resources in reserved.items() if node not in self._gone}
 
     def make_decision_for_non_running_worker_group(self) -> Any:
+        self._not_before = 0.0
         decision = super().make_decision_for_non_running_worker_group()
         if isinstance(decision, NoopDecision):
             if not self._told:
@@ -82,8 +86,11 @@ class LivingNodes(ElasticScalingPolicy):
         decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
         if not isinstance(decision, ResizeDecision):
             return decision
-        if not self._hand_over():
-            return NoopDecision()  # the group has failed meanwhile: the next poll says so
+        if time.monotonic() < self._not_before:
+            return NoopDecision()
+        if not self._hand_over():  # the group failed meanwhile, or could not save: a full disk is not asked again at once
+            self._not_before = time.monotonic() + ASK_AGAIN_S
+            return NoopDecision()
         self._send("group_end", reason=f"resize from {worker_group_state.num_workers} to {decision.num_workers} workers")
         return decision
 

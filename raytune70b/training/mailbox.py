@@ -71,12 +71,12 @@ class Mailbox:
         self._handed_over = True
 
     def hand_over_state(self) -> str:
-        """done; lost (the group failed, or has not been heard for ten seconds); waiting."""
+        """done; lost (the group failed, could not save, or has not been heard for ten seconds); waiting."""
         heard = max((beat["heard"] for beat in self._beats.values()), default=0.0)
         if self._handed_over:
             self._beats = {}  # these workers are ended now, and not missed
             return "done"
-        return "lost" if self._first is not None or time.time() - heard > 10 else "waiting"
+        return "lost" if self._command != HAND_OVER or self._first is not None or time.time() - heard > 10 else "waiting"
 
     def group_failed(self, reason: str) -> str:
         """The worker group is gone; returns why the run must give up, or "". The beats say how far it had come."""

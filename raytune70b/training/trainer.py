@@ -110,6 +110,12 @@ class Post:
         self._thread.join(10)
 
     def _carry(self) -> None:
+        try:
+            self._carry_until_over()
+        except Exception as error:
+            self._watch.warn(f"the workers' records do not arrive any more ({type(error).__name__}: {error}); what they train is in the checkpoints")
+
+    def _carry_until_over(self) -> None:
         last = False
         while not last:
             last = self._over

@@ -98,7 +98,9 @@ class Worker:
             waits = {"data": fed - begin, "agree": time.perf_counter() - fed}
             if word.save_ended:
                 self.commits.settle()
-            if word.leave:
+            if word.leave == RESIZED:
+                self.hand_over()
+            elif word.leave:
                 return word.leave
             if word.save:
                 self.at("save")
@@ -238,14 +240,14 @@ class Worker:
         micro = self.job.feed.micro_batch_size
         for arrays in validation_batches(self.job.validation, self.config.validation.max_blocks, micro, self.rank, self.world):
             leave = self.agree().leave
-            if leave:
+            if leave in (STOPPED, PREEMPTED):
                 break
             self.at("validate")
             loss, trained = validation_sums(self.model, arrays, self.config.model.loss_chunk_tokens, self.device)
             sums += torch.tensor([loss, trained], dtype=torch.float64)
         reshard(self.model)  # without a backward pass the root stays gathered, and a checkpoint would hold the gathered copies
         self.model.train()
-        if leave:
+        if leave in (STOPPED, PREEMPTED):
             return leave
         dist.all_reduce(sums, group=self.control)
         if sums[1] > 0:
@@ -254,17 +256,28 @@ class Worker:
                 self.link.send("validation", step=self.cursor.step, loss=self.cursor.validation_loss, trained_tokens=int(sums[1]), seconds=time.monotonic() - begin)
         return GO_ON
 
-    def finish(self, left: int) -> None:
-        """Publishes the state as it is, and only then tells the run's end, waits for the resize, or makes way."""
+    def hand_over(self) -> None:
+        """Before a resize: publishes the state as it is and waits to be ended. Returns only when it cannot be published: training goes on."""
         self.at("wait")
-        if self.config.checkpoint.at_end or left in (RESIZED, PREEMPTED):
+        try:
+            self.commits.flush(self.cursor)
+        except RuntimeError as error:
+            if self.rank == 0:
+                self.link.warn(f"the worker group is not resized: {error}")
+                ray.get(self.link.mailbox.order.remote(""))
+                self.heart.command = ""
+            return
+        if self.rank == 0:
+            ray.get(self.link.mailbox.handed_over.remote())
+        time.sleep(self.config.run.hang_timeout_s)  # the controller ends this process
+        raise RuntimeError("the worker group was to be resized, but was not")
+
+    def finish(self, left: int) -> None:
+        """Publishes the state as it is, and only then tells the run's end or makes way."""
+        self.at("wait")
+        if self.config.checkpoint.at_end or left == PREEMPTED:
             self.commits.flush(self.cursor)
         if left == PREEMPTED:
             raise Preempted(f"left after step {self.cursor.step}, which is saved: {self.notice.text}")
-        if left == RESIZED:
-            if self.rank == 0:
-                ray.get(self.link.mailbox.handed_over.remote())
-            time.sleep(self.config.run.hang_timeout_s)  # the controller ends this process
-            raise RuntimeError("the worker group was to be resized, but was not")
         if self.rank == 0:
             self.link.send("result", status="stopped" if left else "finished")
