@@ -88,9 +88,14 @@ def _number(row: dict[str, str], column: str) -> float | None:
 def _run(line: int, row: dict[str, str]) -> Run:
     note, engine = row.get("note", ""), row["parallelism"]
     if engine not in SHARDING:
-        raise Unmodelled(f"parallelism {engine}: tensor, pipeline or context parallelism is nothing this trainer runs")
+        stage = (
+            "its ZeRO stage is not stated"
+            if engine.startswith("zero")
+            else "Megatron or tensor, pipeline or context parallelism, which this trainer does not run"
+        )
+        raise Unmodelled(stage)
     if row["precision"] not in ("bf16", "fp16"):
-        raise Unmodelled(f"precision {row['precision']}: this trainer computes in bf16 or fp32")
+        raise Unmodelled(f"precision {row['precision']}, which this trainer does not compute in")
     seq_len, micro = _number(row, "seq_len"), _number(row, "micro_batch")
     if seq_len is None or micro is None:
         raise Unmodelled("sequence length or micro-batch is not stated")

@@ -2,7 +2,8 @@
 
 Each source of the table is predicted with constants fitted on the other sources only. A fit is a least-squares search in the
 logarithm of tokens/s, each source weighing about alike, with every constant held near a value that physics suggests (PRIOR, with
-its spread), since some sources say nothing about some constants. The band holds 90 % of what such a fit has not seen.
+its spread), since some sources say nothing about some constants. The band holds 90 % of what such a fit has not seen. Only constants
+are fitted: what memory.py counts, and the rules by which published.py reads a row, were worked out with the whole table in view.
 """
 
 from __future__ import annotations
