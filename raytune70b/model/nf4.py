@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from raytune70b.config import UserError
 
 BLOCK = 64
+CPU_PIECE = 2**17
+"""Weights quantised at once on a CPU, where bitsandbytes compares each with all 16 codes: 64 bytes a weight while it does."""
 
 
 class Nf4Linear(nn.Linear):
@@ -56,8 +58,14 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, in] -> uint8 [rows, in / 2] codes and bf16 [rows, in / 64] scales."""
     from bitsandbytes.functional import quantize_4bit
 
-    packed, state = quantize_4bit(rows.contiguous(), blocksize=BLOCK, quant_type="nf4")
-    return packed.view(len(rows), -1), state.absmax.view(len(rows), -1).to(torch.bfloat16)
+    packed = rows.new_empty(len(rows), rows.shape[1] // 2, dtype=torch.uint8)
+    scale = rows.new_empty(len(rows), rows.shape[1] // BLOCK, dtype=torch.bfloat16)
+    step = len(rows) if rows.is_cuda else max(1, CPU_PIECE // rows.shape[1])
+    for first in range(0, len(rows), max(1, step)):
+        part = slice(first, first + step)
+        codes, state = quantize_4bit(rows[part].contiguous(), blocksize=BLOCK, quant_type="nf4")
+        packed[part], scale[part] = codes.view(-1, packed.shape[1]), state.absmax.view(-1, scale.shape[1])
+    return packed, scale
 
 
 def dequantise(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,7 @@
 """Fills a sharded model: random weights or safetensors, each worker only its own rows.
 
-Random weights are drawn module by module from a seed of their own, in full size, and cut: the same for every world_size.
+Random weights are drawn module by module from a seed of their own, in full size where the shard lies, and cut: the same for
+every world_size (of one kind of device).
 Safetensors are read by row slices (memory-mapped, one file at a time), so all workers together read the model once; tensors
 that transformers stores in another layout than it computes with (stacked experts) pass through its own converters, and a
 quantised layer is quantised row by row as it arrives.
@@ -110,7 +111,7 @@ def _slots(module: nn.Module) -> dict[str, Slot]:
 class _full_parameters:
     """Within the context a module holds its own parameters in full size on a device, uninitialised; yields them by name."""
 
-    def __init__(self, module: nn.Module, device: str):
+    def __init__(self, module: nn.Module, device: torch.device | str):
         self.module, self.device = module, device
         self.own = {key: p for key, p in module.named_parameters(recurse=False) if key != "weight_scale"}
 
@@ -133,7 +134,8 @@ def initialise(model: Any, seed: int, only_adapters: bool = False) -> None:
             continue
         done |= {id(slot.tensor) for slot in own.values()}
         places = {key: slot.rows() for key, slot in own.items()}
-        with torch.random.fork_rng(devices=[]), _full_parameters(module, "cpu") as full:
+        at = _local(next(iter(own.values())).tensor).device
+        with torch.random.fork_rng(devices=[at] if at.type == "cuda" else []), _full_parameters(module, at) as full:
             torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed}/{base_name(name)}".encode()) >> 1)
             if is_adapter(name):
                 _initialise_adapter(name, full["weight"])
