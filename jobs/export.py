@@ -20,9 +20,8 @@ from raytune70b.schema import Config
 
 
 def main(config: Config) -> int:
-    from raytune70b.export.registry import register
-
     from raytune70b.export.job import export_run, summary
+    from raytune70b.export.registry import register
 
     exported = export_run(config)
     print(summary(exported), flush=True)
