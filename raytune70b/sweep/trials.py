@@ -39,10 +39,12 @@ class TrialRun(tune.Trainable):
 
     def setup(self, config: dict[str, Any], prepared: Prepared, points: tuple[Point, ...]) -> None:  # type: ignore[override]
         self._base, self._points = prepared, points
+        self._thread: threading.Thread | None = None
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Starts the next trial in the same process: imports are paid once."""
+        """Starts the next trial in the same process: imports are paid once. Tune keeps the actor of a stopped trial as it is, so that goes first."""
+        self.cleanup()
         point = self._points[new_config["trial"]]
         self._prepared = trial_prepared(self._base, point)
         self._records: queue.SimpleQueue[Record] = queue.SimpleQueue()
@@ -91,7 +93,7 @@ class TrialRun(tune.Trainable):
 
     def cleanup(self) -> None:
         """Tells the workers of a trial that still runs to stop, and waits until they have given their resources back."""
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             self._post.request_stop("stopped by the sweep")
             self._thread.join(CLEANUP_S)
 
