@@ -52,7 +52,8 @@ class LivingNodes(ElasticScalingPolicy):
         self._run, self._mailbox, self._launch, self._hand_over_s = run, mailbox, launch, hand_over_s
         self._gone: list[str] = []
         self._told = False
-        self._not_before = 0.0
+        self._announced: ResizeDecision | None = None
+        self._wait_until = self._not_before = 0.0
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # A group that has lost a machine cannot take its process group down in good order; plain Ray gives it 30 s.
@@ -70,7 +71,7 @@ class LivingNodes(ElasticScalingPolicy):
         return {node: resources for node, resources in reserved.items() if node not in self._gone}
 
     def make_decision_for_non_running_worker_group(self) -> Any:
-        self._not_before = 0.0
+        self._announced, self._not_before = None, 0.0
         decision = super().make_decision_for_non_running_worker_group()
         if isinstance(decision, NoopDecision):
             if not self._told:
@@ -83,31 +84,29 @@ class LivingNodes(ElasticScalingPolicy):
         return decision
 
     def make_decision_for_running_worker_group(self, worker_group_state: Any, worker_group_status: Any) -> Any:
+        """Called at every poll. A resize is first announced, and decided when the workers have saved: their reports need the polls."""
+        if self._announced is not None:
+            return self._once_saved(worker_group_state.num_workers)
         decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
-        if not isinstance(decision, ResizeDecision):
-            return decision
-        if time.monotonic() < self._not_before:
+        if isinstance(decision, ResizeDecision) and time.monotonic() >= self._not_before:
+            ray.get(self._mailbox.order.remote(HAND_OVER))
+            self._announced, self._wait_until = decision, time.monotonic() + self._hand_over_s
+        return NoopDecision()
+
+    def _once_saved(self, size: int) -> Any:
+        state = ray.get(self._mailbox.hand_over_state.remote())
+        if state == "waiting" and time.monotonic() < self._wait_until:
             return NoopDecision()
-        if not self._hand_over():  # the group failed meanwhile, or could not save: a full disk is not asked again at once
+        decision, self._announced = self._announced, None
+        if state == "lost":  # the group failed meanwhile, or could not save: a full disk is not asked again at once
             self._not_before = time.monotonic() + ASK_AGAIN_S
             return NoopDecision()
-        self._send("group_end", reason=f"resize from {worker_group_state.num_workers} to {decision.num_workers} workers")
+        self._send("group_end", reason=f"resize from {size} to {decision.num_workers} workers")  # type: ignore[union-attr]
         return decision
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str] | None:
         """Keeps the group off machines that Ray still believes in."""
         return {"ray.io/node-id": f"!in({', '.join(self._gone)})"} if self._gone else None
-
-    def _hand_over(self) -> bool:
-        """Has the workers save; True when that is published, or has taken so long that it is not waited for."""
-        ray.get(self._mailbox.order.remote(HAND_OVER))
-        end = time.monotonic() + self._hand_over_s
-        while time.monotonic() < end:
-            state = ray.get(self._mailbox.hand_over_state.remote())
-            if state != "waiting":
-                return state == "done"
-            time.sleep(0.1)
-        return True
 
     def _send(self, kind: str, **fields: Any) -> None:
         self._mailbox.put.remote({"kind": kind, "time": time.time(), "launch": self._launch, **fields})

@@ -13,7 +13,7 @@ from tests.faults import s3, undisturbed
 from tests.faults.fleet import MODEL, Fleet, Launch
 
 STEPS = 160
-SETTINGS = ("train.epochs=2", "checkpoint.every=7", "validation.every=40", "validation.max_blocks=4", "train.warmup_steps=5", "cluster.resize_check_s=2",
+SETTINGS = ("train.epochs=2", "checkpoint.every=7", "validation.every=40", "train.warmup_steps=5", "cluster.resize_check_s=2",
             "tracking.close_timeout_s=120")  # fmt: skip
 
 

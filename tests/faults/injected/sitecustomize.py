@@ -1,6 +1,6 @@
 """Put on the workers' PYTHONPATH by the tests: slows steps down and raises in them, as the JSON file in FAULTS_FILE says.
 
-{"pace": seconds a step, "raise": {"rank": 1, "step": 30, "times": 2, "text": "..."}}; the file is read at every step, so that a
+{"pace": seconds a step, "validation_pace": seconds a batch, "raise": {"rank": 1, "step": 30, "times": 2, "text": "..."}}; the file is read at every step, so that a
 test can change it while the run goes on. The package itself has no hook for this: the import of its step module is caught.
 """
 
@@ -24,6 +24,7 @@ class Catcher:
         def exec_and_patch(module):
             execute(module)
             module.train_step = disturbed(module.train_step)
+            module.validation_sums = slowed(module.validation_sums)
 
         spec.loader.exec_module = exec_and_patch
         return spec
@@ -42,6 +43,15 @@ def disturbed(train_step):
         return train_step(*args, **keywords)
 
     return step_with_faults
+
+
+def slowed(validation_sums):
+    def sums_after_a_while(*args, **keywords):
+        with open(os.environ["FAULTS_FILE"]) as source:
+            time.sleep(json.load(source).get("validation_pace", 0))
+        return validation_sums(*args, **keywords)
+
+    return sums_after_a_while
 
 
 def first_times(times):
