@@ -1,6 +1,8 @@
 """Find the learning rate, batch and warm-up for a full run by short trials on a share of its data.
 
-usage: python jobs/sweep.py [conf/sweep.yaml] [FILE.yaml ...] [key=value ...]
+usage: python jobs/sweep.py [FILE.yaml ...] [key=value ...]
+
+Without a file it takes conf/sweep.yaml, the sweep of the embedded run.
 
 Then: python jobs/finetune.py conf/finetune.yaml runs/sweep/best.yaml
 The same command again runs only what is missing.
@@ -38,4 +40,6 @@ def main(config: Config) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main_with_clear_errors(__doc__ or "", SECTIONS, main))
+    given = sys.argv[1:]
+    files = [a for a in given if "=" not in a and not a.startswith("-")]
+    sys.exit(main_with_clear_errors(__doc__ or "", SECTIONS, main, given if files else ["sweep.yaml", *given]))

@@ -48,7 +48,8 @@ class Space:
     @property
     def expected(self) -> int:
         """Trials of a sweep whose range needs no extension."""
-        return len(self.rates) + 2 + self.repeats + len(self.batches) + len(self.warmups) + len(self.ranks)
+        levels = max(0, math.ceil(math.log2(math.log(self.rates[1] / self.rates[0]) / math.log(FINE))))
+        return len(self.rates) + 2 * levels + self.repeats + len(self.batches) + len(self.warmups) + len(self.ranks)
 
     @property
     def most(self) -> int:
@@ -169,18 +170,20 @@ def extension(space: Space, results: Results) -> float | None:
 
 
 def between(space: Space, results: Results) -> list[float]:
-    """Rates half-way between the best one and its neighbours, where these lie far off.
+    """Rates half-way between the best one and its neighbours, and again between those, until they stand close enough for the fit.
 
-    Worked out from the range and its extensions alone: the midpoints themselves ask for no further ones.
+    Each level is worked out from the levels before it alone, so that a part of a level leads to no other rates than the whole.
     """
-    ratio = space.rates[1] / space.rates[0]
-    coarse = [r for r in tried(space, results) if _on_grid(r, space.rates[0], ratio)]
-    best = lowest({r: loss for r, loss in steering(space, results).items() if r in coarse})
-    if best is None or ratio <= FINE:
-        return []
-    place = coarse.index(best)
-    sides = coarse[max(0, place - 1) : place] + coarse[place + 1 : place + 2]
-    return [float(f"{math.sqrt(best * side):.2e}") for side in sides]
+    ratio, points = space.rates[1] / space.rates[0], steering(space, results)
+    rates = [r for r in tried(space, results) if _on_grid(r, space.rates[0], ratio)]
+    while (best := lowest({r: loss for r, loss in points.items() if r in rates})) is not None:
+        place = rates.index(best)
+        sides = [side for side in rates[max(0, place - 1) : place] + rates[place + 1 : place + 2] if max(side / best, best / side) > FINE]
+        level = [float(f"{math.sqrt(best * side):.2e}") for side in sides]
+        if not level or any(space.at(r) not in results for r in level):
+            return level
+        rates = sorted([*rates, *level])
+    return []
 
 
 def _on_grid(rate: float, first: float, ratio: float) -> bool:
