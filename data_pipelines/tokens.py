@@ -140,10 +140,10 @@ class Encoder:
         self.backend.encode_special_tokens = True
         parts = [_parts(text) for text in texts]
         encoded = iter(self.backend.encode_batch_fast([p for ps in parts for p in ps], add_special_tokens=False))
-        head = [] if self.bos is None else [self.bos]
+        head = np.array([] if self.bos is None else [self.bos], np.int32)
         found = []
         for ps in parts:
-            ids = np.array([*head, *(i for _ in ps for i in next(encoded).ids), self.eos], np.int32)
+            ids = np.concatenate([head, *(np.array(next(encoded).ids, np.int32) for _ in ps), np.array([self.eos], np.int32)])
             found.append(document_pieces(ids, self.seq_len, self._breaks_of(ids)))
         return found
 

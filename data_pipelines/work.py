@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -108,11 +109,12 @@ def _run_unit(row: dict[str, Any], function: Function, shared: Any, out: Folder)
     import ray
 
     unit = ray.get(shared)[row["unit"]]
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     try:
         result = function(unit.payload, out, unit.key)
     except UserError as error:
         return {**row, "result": json.dumps({"user_error": str(error)})}
-    text = json.dumps({**result, "seconds": round(time.perf_counter() - started, 3)})
+    usage = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    text = json.dumps({**result, **{name: round(value, 3) for name, value in usage.items()}})
     out.write(f"{unit.key}.json", text.encode())
     return {**row, "result": text}
