@@ -254,6 +254,7 @@ def _score_cells(s: dict[str, Any]) -> tuple[str, ...]:
 
 def _worst_cells(p: Any) -> tuple[str, ...]:
     w = p.run.workload
-    run = f"{w.model.parameters / 1e9:.0f} B {w.method} {w.sharding}, {w.world_size} {p.run.machine.gpu.name}, {w.micro_batch_size} x {w.seq_len}"
+    batch = f"{w.micro_batch_size} x {w.seq_len}"
+    run = f"{w.model.parameters / 1e9:.0f} B {w.method} {w.sharding}, {w.world_size} {p.run.machine.gpu.name}, {batch}"
     speeds = (f"{p.run.tokens_per_s_per_gpu:,.0f}", f"{p.likely:,.0f}", f"{p.speed_error:+.0%}")
     return (str(p.run.line), p.run.source, run, *speeds)

@@ -46,6 +46,9 @@ class Constants:
 
 FITTED = Constants()
 
+FEED_TOKENS_PER_S = 2e7
+"""Tokens that one shared Ray Data stream deals to all workers: measured with two workers on two CPU cores. It runs ahead of training."""
+
 
 @dataclass(frozen=True)
 class Throughput:
@@ -88,10 +91,11 @@ def predict(workload: Workload, machine: Machine, constants: Constants = FITTED)
     hidden = min(busy, max(transfer.values()))
     micro = max(busy, max(transfer.values())) + constants.exposed * hidden
     optimizer = optimizer_seconds(workload, machine, constants)
-    step = workload.micro_batches * micro + optimizer
+    data = workload.tokens_per_step / FEED_TOKENS_PER_S if workload.sharding == "fsdp2" else 0.0
+    step = max(workload.micro_batches * micro + optimizer, data)
     likely = workload.tokens * workload.micro_batches / step
     parts = {name: workload.micro_batches * value for name, value in {**seconds, **transfer}.items()}
-    parts["optimizer"] = optimizer
+    parts |= {"optimizer": optimizer, "data": data}
     flops = model_flops_per_token(workload)
     bound = max(parts, key=lambda name: parts[name])
     return Throughput(

@@ -175,7 +175,7 @@ def test_minimum_workers_is_the_first_that_fits():
     assert minimum_workers(config, 80e9) == fits[0] > 8
     assert minimum_workers(config, 80e9, most=fits[0] - 1) is None
     assert minimum_workers(compose(["conf/finetune.yaml"]), 8e9) == 1
-    replicated = minimum_workers(compose(["conf/recipe/cognistream.yaml", "model.replicate=2"]), 80e9)
+    replicated = minimum_workers(compose(["conf/recipe/cognistream.yaml", "model.replicate=2", "cluster.workers=[8,16]"]), 80e9)
     assert replicated is not None and replicated % 2 == 0 and replicated >= 2 * fits[0]
 
 
