@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from raytune70b.storage import CHUNK, Folder
 
 FORMATS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".jsonl.zst": "jsonl.zst", ".parquet": "parquet", ".txt": "txt",
            ".html": "html", ".htm": "html", ".pdf": "pdf", ".docx": "docx"}  # fmt: skip
+"""Kinds by suffix; a name without a suffix is text too."""
 SPLITTABLE = "jsonl"
 BATCH_ROWS = 256
 RAW_BYTES = 2000
@@ -164,6 +166,8 @@ def _files_of(text: str) -> Iterator[InputFile]:
 def _input_file(folder: Folder, name: str, label: str, size: int) -> InputFile:
     info = folder.filesystem.get_file_info(folder.path(name))
     kind = next((f for suffix, f in FORMATS.items() if name.lower().endswith(suffix)), "")
+    if not kind and not re.search(r"\.[A-Za-z]\w*$", name):  # LICENSE, copyright, GPL-2.0
+        kind = "txt"
     return InputFile(str(folder.local or folder.uri), name, label, kind, size, info.mtime_ns or 0)
 
 

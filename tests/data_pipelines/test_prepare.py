@@ -266,7 +266,7 @@ def test_what_the_user_must_mend_is_one_line_before_ray_starts(tmp_path, argumen
 
 def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path, corpus):
     (tmp_path / "config.json").write_text('{"vocab_size": 300}')
-    with pytest.raises(UserError, match="has 400 ids, the model of model.path has 300"):
+    with pytest.raises(UserError, match=r"has 400 ids, the model of model\.path has 300"):
         prepared(tmp_path / "data", corpus, more=(f"model.path={tmp_path}",))
 
 

@@ -159,11 +159,11 @@ def test_column_mapping_and_question_answer(tmp_path: Path):
 
 
 def test_files_folders_and_globs(tmp_path: Path):
-    for name in ("b/two.txt", "a/one.txt", "a/deep/three.txt", "a/.hidden.txt", "a/left.xml"):
+    for name in ("b/two.txt", "b/GPL-2.0", "a/one.txt", "a/deep/three.txt", "a/.hidden.txt", "a/left.xml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     files, others = find_files([str(tmp_path / "b"), str(tmp_path / "a")])
-    assert [f.label for f in files] == ["a/deep/three.txt", "a/one.txt", "b/two.txt"] and others == {".xml": 1}
+    assert [f.label for f in files] == ["a/deep/three.txt", "a/one.txt", "b/GPL-2.0", "b/two.txt"] and others == {".xml": 1}
     assert [f.name for f in find_files([str(tmp_path / "*" / "*.txt")])[0]] == ["a/deep/three.txt", "a/one.txt", "b/two.txt"]
     assert len(find_files([f"file://{tmp_path}/a", str(tmp_path / "a")])[0]) == 2  # the same folder, by path and by URI
 

@@ -116,7 +116,7 @@ def test_a_text_of_millions_of_characters():
 
 def test_conversations_longer_than_a_block():
     encoder = Encoder(byte_level(), 64)
-    turns = TWO + (("user", "w " * 100), ("assistant", "too far"))
+    turns = (*TWO, ("user", "w " * 100), ("assistant", "too far"))
     (made,) = encoder.conversations([turns])
     assert made.reason == "turns behind the block" and made.tokens > len(made.piece.ids)
     assert encoder.backend.decode(made.piece.ids.tolist()).endswith("Une réponse.")

@@ -1,0 +1,57 @@
+"""The first stage alone, without Ray: whatever the rows hold, it ends, and every row is counted once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipelines.extract import Extract, Rules, extract
+from data_pipelines.redact import KINDS
+from data_pipelines.sources import find_files, plan_shards, scan_files
+from raytune70b.storage import Folder
+
+RULES = Rules({}, ("en", "fr"), 5, tuple(k for k in KINDS if k != "name"), True, 3)
+SENTENCES = ["The tenant shall pay the rent within thirty days of notice.", "Le locataire doit payer le loyer dans les trente jours.", "write to a@b.ca or 416-555-0199 today",
+             "Der Mieter hat die Miete zu zahlen.", "12 34 56 78", "x", "\u200b", "\ud800", "dÃ©jÃ  vu", "🙂" * 9, "Article 1\nPage 1 of 2\nText.", "\x00\x07", "a" * 3000]  # fmt: skip
+texts = st.lists(st.sampled_from(SENTENCES), max_size=6).map(" ".join) | st.text(max_size=60)
+contents = texts | st.none() | st.integers() | st.lists(texts, max_size=2)
+messages = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "x"]), "content": contents}), max_size=4)
+rows = st.one_of(
+    st.fixed_dictionaries({"text": contents}), st.fixed_dictionaries({"messages": messages}), st.fixed_dictionaries({"instruction": contents, "output": contents, "input": contents})
+)
+
+
+def extracted(folder: Path, out: Path, rules: Rules = RULES) -> list[tuple[dict, Path]]:
+    files, _ = find_files([str(folder)])
+    shards = plan_shards(files, scan_files(files, 1 << 20, {}), 1 << 20, {})
+    return [(extract(Extract(s, rules, Folder(out)), Folder(out), str(s.index)), out / f"{s.index}.parquet") for s in shards]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(rows.map(lambda r: json.dumps(r).encode()) | st.binary(max_size=30), min_size=1, max_size=12))
+def test_any_rows_are_counted_once(tmp_path_factory, lines: list[bytes]):
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "a.jsonl").write_bytes(b"\n".join([b'{"text": "The landlord shall repair the roof before winter."}', *lines]))
+    for result, path in extracted(folder, folder / "out"):
+        counts = result["counts"]
+        ends = sum(result["quarantined"].values()) + sum(result["dropped"].values()) + counts.get("documents", 0)
+        assert counts["read"] == ends == sum(bool(line.strip()) for line in (folder / "a.jsonl").read_bytes().split(b"\n"))
+        assert pq.read_metadata(path).num_rows == counts.get("documents", 0) == sum(result["languages"].values())
+
+
+LICENCES = Path("/usr/share/common-licenses")
+
+
+@pytest.mark.skipif(not LICENCES.is_dir(), reason="no Debian system")
+def test_licence_texts_of_this_system(tmp_path):
+    """Real text, read in place: the licences that every Debian system carries."""
+    ((result, path),) = extracted(LICENCES, tmp_path / "out")
+    assert result["quarantined"] == {} and result["counts"]["documents"] == result["counts"]["read"] >= 8
+    assert set(result["languages"]) == {"en"} and result["redactions"].get("card", 0) == result["redactions"].get("sin", 0) == 0
+    first = pq.read_table(path, columns=["text"]).column("text")[0].as_py()
+    assert "\r" not in first and "  " not in first
