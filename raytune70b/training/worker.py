@@ -25,6 +25,7 @@ from raytune70b.config import UserError
 from raytune70b.model.dryrun import dry_run
 from raytune70b.model.load import build_model
 from raytune70b.model.shard import make_mesh, reshard
+from raytune70b.planning.advice import memory_line, workload_of
 from raytune70b.tracking.metrics import WorkerMetrics
 from raytune70b.training.checkpoint import Cursor
 from raytune70b.training.commits import Commits
@@ -136,7 +137,7 @@ class Worker:
         elif self.config.train.dry_run:
             state_dict(self.model, self.optimizer)  # makes the optimizer's states: they count
             manifest = self.job.validation.manifest
-            dry_run(self.model, self.config, manifest.vocab_size, manifest.seq_len, self.job.feed.micro_batch_size, self.device)
+            dry_run(self.model, self.config, manifest.vocab_size, manifest.seq_len, self.job.feed.micro_batch_size, self.device, self.memory_plan())
         self.guard = Guard(self.config.train.spike_sigma, self.config.train.max_bad_steps, list(self.cursor.recent_losses), self.cursor.bad_in_a_row)
         pace = Pace(self.config.checkpoint.every, self.config.cluster.mtbf_hours / machines, self.cursor.step)
         self.commits = Commits(saver, pace, self.link, self.control, lambda: state_dict(self.model, self.optimizer), self.cursor.ledger)
@@ -144,6 +145,13 @@ class Worker:
             seconds = {"choose": chosen - begin, "build": built - chosen, "load": time.monotonic() - built}
             self.link.send("group_ready", world_size=self.world, resumed_step=self.cursor.step, seconds=seconds)
         self.at("data")
+
+    def memory_plan(self) -> str:
+        """What the plan says of this GPU's memory, for the message when it does not suffice."""
+        if self.device.type != "cuda":
+            return ""
+        size = torch.cuda.get_device_properties(self.device).total_memory
+        return memory_line(workload_of(self.config, self.world, size, self.job.vocab_size), size)
 
     def introduce(self) -> int:
         """Rank 0 registers the worker group and says who is in it; returns the number of machines."""
