@@ -81,7 +81,7 @@ class BoardThread:
 
     def __init__(self, make: Callable[[], Board], write_again: list[Record], skip: list[Record], notify: Callable[[str], None]):
         self._make, self._notify = make, notify
-        self._positions: dict[str, int] = {}
+        self._written: set[tuple[str, int]] = set()
         for record in skip:
             self._fresh(point(record))
         self._queue: queue.SimpleQueue[Record | str] = queue.SimpleQueue()
@@ -98,9 +98,9 @@ class BoardThread:
         self._thread.join(deadline_s)
 
     def _fresh(self, p: Point | None) -> bool:
-        if p is None or p.step <= self._positions.get(p.series, -1):
+        if p is None or (p.series, p.step) in self._written:
             return False
-        self._positions[p.series] = p.step
+        self._written.add((p.series, p.step))
         return True
 
     def _loop(self) -> None:

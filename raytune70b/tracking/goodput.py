@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from raytune70b.tracking.journal import Record
+from raytune70b.tracking.journal import Record, in_order
 
 LABELS = ("setup", "train", "checkpoint stall", "evaluation", "recovery", "lost work", "wait for nodes", "not running")
 IDLE = "not running"
@@ -49,7 +49,7 @@ def timeline(records: Iterable[Record], until: float | None = None) -> list[Inte
 
     `until`: unix seconds to which the last launch is continued when it has no run_end yet (a run that is going on).
     """
-    known = _with_fate(list(records))
+    known = _with_fate(in_order(records))
     walk = _Walk({_place(r): r["stall_s"] for r in known if r["kind"] == "checkpoint"})
     for record in known:
         walk.take(record)

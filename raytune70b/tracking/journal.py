@@ -59,6 +59,22 @@ def next_launch(records: Iterable[Record]) -> int:
     return 1 + max((r.get("launch", 0) for r in records), default=0)
 
 
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """The records with those of one worker group in the order in which they were sent: on the way they may overtake each other.
+
+    Others keep their places, for clocks of machines may differ; a worker group's records that count come from one worker.
+    """
+    ordered = list(records)
+    places: dict[tuple[int, int], list[int]] = {}
+    for place, record in enumerate(ordered):
+        if "attempt" in record and record["kind"] != "worker":
+            places.setdefault((record["launch"], record["attempt"]), []).append(place)
+    for own in places.values():
+        for place, record in zip(own, sorted((ordered[p] for p in own), key=lambda r: r["time"]), strict=True):
+            ordered[place] = record
+    return ordered
+
+
 def lineage(records: Iterable[Record], kind: str) -> list[Record]:
     """The records of one kind that count, in step order, one a step: the run's history as if nothing had failed.
 
@@ -66,7 +82,7 @@ def lineage(records: Iterable[Record], kind: str) -> list[Record]:
     Kinds: step, validation, checkpoint.
     """
     kept: dict[int, Record] = {}
-    for record in records:
+    for record in in_order(records):
         if record["kind"] == "group_ready":
             resumed = record["resumed_step"]
             kept = {step: r for step, r in kept.items() if step <= resumed}

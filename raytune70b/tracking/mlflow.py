@@ -30,7 +30,7 @@ from raytune70b.config import to_dict, to_yaml
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.tracking.journal import Record, lineage
-from raytune70b.tracking.series import Point, point, series_of
+from raytune70b.tracking.series import Point, anchor, point, series_of
 
 IDS = "mlflow.json"
 LONGEST_VALUE = 6000
@@ -89,7 +89,7 @@ class MlflowMirror:
         self._points: deque[Point] = deque()
         self._tasks: deque[Callable[[], None]] = deque()
         self._checkpoints = {r["step"]: r["path"] for r in lineage(history, "checkpoint")}
-        self._positions: dict[str, int] | None = None
+        self._delivered: dict[str, set[int]] | None = None
         self._client: Any = None
         self._run_id = self._known()["runs"].get(self.uri)
         self._trouble: str | None = None
@@ -152,7 +152,7 @@ class MlflowMirror:
                 if not self._closing.is_set():
                     self._closing.wait(CADENCE_S)
             except Exception as error:  # whatever the server or its client does, training goes on
-                self._positions = None
+                self._delivered = None
                 self._trouble = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
                 self._tell()
                 if self._closing.wait(wait):
@@ -211,37 +211,34 @@ class MlflowMirror:
         while self._tasks:
             self._tasks[0]()
             self._tasks.popleft()
-        if self._positions is None:
-            self._positions = self._ask_positions()
+        if self._delivered is None:
+            self._delivered = self._ask_delivered()
         while self._points:
             batch, taken = self._batch()
             if batch:
                 self._client.log_batch(self._run_id, metrics=[m for p in batch for m in _metrics(p)])
             for p in batch:
-                self._positions[p.series] = p.step
+                self._delivered.setdefault(p.series, set()).add(p.step)
             for _ in range(taken):  # only now: a request that fails leaves them for the next try
                 self._points.popleft()
 
-    def _ask_positions(self) -> dict[str, int]:
-        """The last step that the server holds of each series; a point is one request, so all its metrics stand at one step."""
-        positions: dict[str, int] = {}
-        for metric in self._client.get_run(self._run_id).to_proto().data.metrics:
-            series = series_of(metric.key)
-            positions[series] = max(positions.get(series, -1), metric.step)
-        return positions
+    def _ask_delivered(self) -> dict[str, set[int]]:
+        """The steps that the server holds of each series; a point is one request, so one of its metrics speaks for all."""
+        every = {series_of(name) for name in self._client.get_run(self._run_id).data.metrics}
+        return {series: {m.step for m in self._client.get_metric_history(self._run_id, anchor(series))} for series in every}
 
     def _batch(self) -> tuple[list[Point], int]:
         """The next points that the server lacks, as many as one request may carry, and how many of the queue they and the others are."""
-        positions = dict(self._positions or {})
+        delivered, chosen = self._delivered or {}, set()
         batch: list[Point] = []
         size = taken = 0
         for p in list(itertools.islice(self._points, BATCH)):
-            if p.step > positions.get(p.series, -1):
+            if p.step not in delivered.get(p.series, ()) and (p.series, p.step) not in chosen:
                 if size + len(p.values) > BATCH:
                     break
                 batch.append(p)
                 size += len(p.values)
-                positions[p.series] = p.step
+                chosen.add((p.series, p.step))
             taken += 1
         return batch, taken
 

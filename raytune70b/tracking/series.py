@@ -56,6 +56,12 @@ def series_of(metric: str) -> str:
     return {"time": "train", "goodput": "cost"}.get(head[0], head[0])
 
 
+def anchor(series: str) -> str:
+    """A metric that every point of a series has."""
+    known = {"train": "train/tokens_per_s", "validation": "validation/seconds", "checkpoint": "checkpoint/seconds", "cost": "cost/hours"}
+    return known.get(series, f"{series}/memory_allocated")
+
+
 def tokens_per_s(record: Record) -> float:
     """Tokens of a step record by its time, over all workers."""
     return record["tokens"] / record["seconds"] if record["seconds"] > 0 else 0.0

@@ -35,7 +35,7 @@ def work(pipe: Any) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)], torch.nn.Linear(512, 1000))
     optimizer = torch.optim.AdamW(model.parameters())
-    data, target = torch.randn(1024, 512), torch.randint(1000, (1024,))
+    data, target = torch.randn(128, 512), torch.randint(1000, (128,))
     metrics = WorkerMetrics("bench", 0, "here", torch.device("cpu"), lambda record: pipe.send(record), sample_s=2.0)
     while (order := pipe.recv()) is not None:
         on, first = order
@@ -49,7 +49,7 @@ def work(pipe: Any) -> None:
             seconds = time.perf_counter() - started
             if on:
                 metrics.step(step, seconds, {"forward_backward": seconds})
-                pipe.send({"kind": "step", "step": step, "loss": loss.item(), "grad_norm": 1.0, "learning_rate": 1e-3, "trained_tokens": 1024, "tokens": 1024,
+                pipe.send({"kind": "step", "step": step, "loss": loss.item(), "grad_norm": 1.0, "learning_rate": 1e-3, "trained_tokens": 128, "tokens": 128,
                            "seconds": seconds, "seconds_by": {"forward_backward": seconds}, "world_size": 1, "skipped": False})  # fmt: skip
         pipe.send((on, time.perf_counter() - begin))
     metrics.close()

@@ -5,7 +5,7 @@ import pytest
 
 from raytune70b.storage import Folder
 from raytune70b.tracking import journal
-from raytune70b.tracking.journal import JOURNAL, JournalWriter, lineage, next_launch, parse_journal, read_journal, to_line
+from raytune70b.tracking.journal import JOURNAL, JournalWriter, in_order, lineage, next_launch, parse_journal, read_journal, to_line
 from tests.tracking.run_of_records import Story, step_fields
 
 
@@ -57,6 +57,15 @@ def test_a_replayed_step_counts_once_and_what_was_taken_back_not_at_all():
     assert [r["step"] for r in kept] == [1, 2, 3, 4, 5, 6]
     assert kept[-1]["seconds"] == 9.0 and kept[-2]["seconds"] == 1.0
     assert lineage(story.records, "validation") == []
+
+
+def test_records_that_overtook_each_other_are_put_in_order():
+    story = Story().start().group(4, 0).steps(1, 5).group_end("killed").group(2, 3).steps(4, 8)
+    mixed = list(story.records)
+    for a, b in ((4, 6), (10, 11), (9, 10)):  # step 1 after step 3; the ready of the second group behind its first steps
+        mixed[a], mixed[b] = mixed[b], mixed[a]
+    assert in_order(mixed) == story.records != mixed
+    assert lineage(mixed, "step") == lineage(story.records, "step")
 
 
 def test_a_full_disk_loses_no_record_and_leaves_no_half_line(tmp_path, monkeypatch):
