@@ -82,7 +82,10 @@ def check_base(config: Config, cursor: Cursor) -> None:
     trained = cursor.fingerprint.get("base")
     if config.model.path is None or trained is None:
         return
-    found = base_fingerprint(Folder(config.model.path))
+    base = Folder(config.model.path)
+    if base.size("config.json") is None:
+        raise UserError(f"model.path: {base.uri} holds no config.json; give model.path=FOLDER of the base that the run was started with")
+    found = base_fingerprint(base)
     if found != trained:
         raise UserError(f"model.path: {config.model.path} is not the base that the run was started with (fingerprint {found}, the checkpoint says {trained}); give model.path=FOLDER")
 
