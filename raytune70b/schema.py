@@ -390,8 +390,6 @@ class Evaluation:
     """Share of the bootstrap samples inside an interval."""
     samples: int = limited(24, low=0)
     """Answers shown side by side on the page."""
-    lm_eval: list[str] = several()
-    """Tasks of lm-evaluation-harness to run as well, from data that is on disk already. Needs lm-eval installed."""
 
 
 @dataclass
