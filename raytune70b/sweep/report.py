@@ -83,9 +83,9 @@ def rates_picture(space: Space, results: Results, found: Answer) -> bytes:
     singles = [(p.learning_rate, r.loss) for p, r in results.items() if r.usable and dataclasses.replace(p, seed=space.start.seed) == space.at(p.learning_rate)]
     axes.plot(*zip(*singles, strict=True), "o", markersize=4, color="0.6", label="trials")
     axes.errorbar(list(points), list(points.values()), yerr=found.deviation or 0.0, fmt="o", color="tab:blue", capsize=3, label="mean, noise between seeds")
-    lost = [(p.learning_rate, r.curve[-1][1]) for p, r in results.items() if not r.usable and r.curve]
-    if lost:
-        axes.plot(*zip(*lost, strict=True), "x", color="tab:red", label="stopped or diverged, last loss")
+    lost = sorted({p.learning_rate for p, r in results.items() if not r.usable and p == space.at(p.learning_rate)})
+    if lost:  # their losses lie far above: marked at the upper edge
+        axes.plot(lost, [0.99] * len(lost), "x", color="tab:red", transform=axes.get_xaxis_transform(), label="stopped, diverged or failed")
     assert found.fit is not None
     if found.fit.curvature:
         near = np.geomspace(max(min(points), found.fit.rate / 8), min(max(points), found.fit.rate * 8), 100)
