@@ -14,10 +14,12 @@ from tests.faults.conftest import STEPS, check_undisturbed
 CHANCE = random.Random(11)
 
 
-def wait_a_little(run) -> None:
-    """Some steps, and a random part of the next: a fault falls anywhere in a step."""
+def wait_a_little(fleet, run) -> None:
+    """Some steps, and a random part of the next: a fault falls anywhere in a step. Then slow ones, for the run must not end meanwhile."""
+    fleet.misbehave(pace=0.1)
     run.until_steps(CHANCE.randint(4, 9))
-    time.sleep(CHANCE.random() * 0.2)
+    fleet.misbehave(pace=1)
+    time.sleep(CHANCE.random())
 
 
 def pauses(records, since: float) -> tuple[list[int], list[int]]:
@@ -35,29 +37,29 @@ def test_a_run_through_kills_losses_joins_and_a_preemption(fleet, start, data, r
     run = start("cluster.workers=[1,4]")
     run.until_world(4)
 
-    wait_a_little(run)
+    wait_a_little(fleet, run)
     hurt = time.time()
     os.kill(CHANCE.choice(run.workers())["pid"], signal.SIGKILL)
     run.until_world(4, hurt)
 
-    wait_a_little(run)
+    wait_a_little(fleet, run)
     hurt = time.time()
     fleet.lose(run.workers()[-1]["node"])
     run.until_world(2, hurt)
 
-    wait_a_little(run)
+    wait_a_little(fleet, run)
     joined = time.time()
     fleet.join(cpus=2)
     run.until_world(3, joined)
     before, after = pauses(run.records(), joined)
     assert after[0] == before[-1] + 1, "a resize costs no step"
 
-    wait_a_little(run)
+    wait_a_little(fleet, run)
     joined = time.time()
     fleet.size(2)  # the half node goes, a whole one comes
     run.until(lambda records: [r for r in records if r["kind"] == "step" and r["world_size"] == 4 and r["time"] > joined])
 
-    wait_a_little(run)
+    wait_a_little(fleet, run)
     noticed = time.time()
     fleet.preempt(run.workers()[-1]["node"], deadline_s=300)
     run.until_world(2, noticed)
