@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from typing import Any
 
 EVERY_S = 5.0
+DIGEST = re.compile("-[0-9a-f]{12}$")
+"""What a stage's folder has behind its name, and no reader needs to see."""
 
 
 class Progress:
@@ -18,13 +21,13 @@ class Progress:
 
     def begin(self, stage: str, weights: list[int], found: int) -> None:
         """A stage starts; `found` units with the first weights are on disk already."""
-        self.stage, self.started = stage, time.monotonic()
+        self.stage, self.started = DIGEST.sub("", stage), time.monotonic()
         self.printed = self.started
         self.total, self.units, self.found = max(1, sum(weights[found:])), len(weights), found
         self.weight, self.done = 0, 0
         self.counts: Counter[str] = Counter()
         if found and not self.quiet:
-            print(f"{stage}: {found} of {len(weights)} units are there from an earlier run", flush=True)
+            print(f"{self.stage}: {found} of {len(weights)} units are there from an earlier run", flush=True)
 
     def step(self, weight: int, result: dict[str, Any]) -> None:
         """A unit is done."""
