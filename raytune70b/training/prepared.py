@@ -46,7 +46,8 @@ def prepare_run(config: Config) -> Prepared:
     check_data(data, manifest)
     from raytune70b.model.load import check_model, hf_config  # imports torch: what is wrong with the data is said before
 
-    check_model(hf_config(config.model, manifest.vocab_size), manifest.seq_len, manifest.vocab_size)
+    special = special_tokens(data) if config.model.path else None  # a model made on the spot has no tokens of its own
+    check_model(hf_config(config.model, manifest.vocab_size), manifest.seq_len, manifest.vocab_size, special)
     order = Order(row_groups(manifest, "train"), config.run.seed, config.data.shuffle_window, config.train.global_batch_size)
     from raytune70b.training.expected import fitted
 
@@ -80,6 +81,19 @@ def check_data(folder: Folder, manifest: Manifest) -> None:
         raise DataError(f"{folder.uri}: holds {manifest.rows('train')} training blocks with {manifest.trained_tokens('train')} trained tokens; nothing to train on")
     with ThreadPoolExecutor(8) as pool:  # hashing releases the GIL
         list(pool.map(lambda f: verify_file(folder, f), files))
+
+
+def special_tokens(data: Folder) -> dict[str, int | None]:
+    """`bos_token_id` and `eos_token_id` of the tokenizer that made the blocks, from its files: no need to load it."""
+    if data.size("tokenizer/tokenizer.json") is None or data.size("tokenizer/tokenizer_config.json") is None:
+        return {}
+    ids = {token["content"]: token["id"] for token in json.loads(data.read("tokenizer/tokenizer.json")).get("added_tokens", [])}
+    named = json.loads(data.read("tokenizer/tokenizer_config.json"))
+    found = {}
+    for name in ("bos_token", "eos_token"):
+        token = named.get(name)
+        found[f"{name}_id"] = ids.get(token["content"] if isinstance(token, dict) else token)
+    return found
 
 
 def sized(config: Config, manifest: Manifest) -> Config:
