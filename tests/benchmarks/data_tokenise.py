@@ -1,10 +1,10 @@
 """Tokenising and packing against Hugging Face datasets and datatrove: the same texts, tokenizer and two processes.
 
-    python tests/benchmarks/data_tokenise.py TEXTS.jsonl TOKENIZER_FOLDER     (needs: pip install datasets datatrove)
+    python tests/benchmarks/data_tokenise.py TEXTS.jsonl TOKENIZER_FOLDER [ROUNDS] [MEGABYTES]     (needs: pip install datasets datatrove)
 
 Each contender is a process of its own; its CPU seconds are those of all its processes, start and imports included, and
 change less than wall time where the machine has other work. Ours runs the pipeline's encode stage on two processes; the
-others write tokens packed into blocks of 2,048 (datasets), or documents one after the other (datatrove).
+others write tokens packed into blocks of 2,048 (datasets), or documents one after the other (datatrove, on one process).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import time
 from itertools import chain
 from pathlib import Path
 
-SEQ_LEN, MEGABYTES = 2048, 60.0
+SEQ_LEN = 2048
 
 
-def halves(source: Path, folder: Path) -> list[Path]:
-    """The first `MEGABYTES` of the texts in two files: a shard for each process."""
+def halves(source: Path, folder: Path, megabytes: float) -> list[Path]:
+    """The first megabytes of the texts in two files: a shard for each process."""
     folder.mkdir()
-    paths, left = [folder / "0.jsonl", folder / "1.jsonl"], MEGABYTES * 1e6
+    paths, left = [folder / "0.jsonl", folder / "1.jsonl"], megabytes * 1e6
     with source.open("rb") as lines, paths[0].open("wb") as first, paths[1].open("wb") as second:
         for number, line in enumerate(lines):
             left -= len(line)
@@ -88,7 +88,7 @@ def datatrove(paths: list[Path], tokenizer: str, out: Path) -> int:
 
     steps = [JsonlReader(str(paths[0].parent), glob_pattern="*.jsonl"),
              DocumentTokenizer(str(out / "tokens"), tokenizer_name_or_path=f"{tokenizer}/tokenizer.json", eos_token="<|end_of_text|>", shuffle_documents=False)]  # fmt: skip
-    LocalPipelineExecutor(steps, tasks=2, workers=2, logging_dir=str(out / "logs")).run()
+    LocalPipelineExecutor(steps, tasks=2, workers=1, logging_dir=str(out / "logs")).run()  # its pool is not waited for: CPU time would be lost
     return sum(p.stat().st_size for p in (out / "tokens").rglob("*.ds")) // 4
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     source, tokenizer = Path(sys.argv[1]), sys.argv[2]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "texts"
-        extracted(halves(source, folder))
+        extracted(halves(source, folder, float(sys.argv[4]) if len(sys.argv) > 4 else 60.0))
         for round_ in range(int(sys.argv[3]) if len(sys.argv) > 3 else 2):
             rates = {}
             for name in CONTENDERS:
