@@ -1,6 +1,6 @@
 # Each target makes .venv and installs on first use, and again when pyproject.toml or the lock file changes.
 PYTHON ?= python3
-EXTRAS ?= dev,qlora
+EXTRAS ?= dev,qlora,wandb
 BIN := .venv/bin
 
 .PHONY: finetune test check lock clean
