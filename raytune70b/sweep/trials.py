@@ -201,13 +201,17 @@ def run_stage(prepared: Prepared, folder: Folder, stage: Stage, known: dict[Poin
     `over()`: whether to end now; trials that run then have no result.
     """
     os.environ.update({"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_FORCE_TRIAL_CLEANUP_S": str(CLEANUP_S + 30), "RAY_AIR_NEW_OUTPUT": "0"})
+    name = f"tune-{stage.name.replace(' ', '-')}"
     here = f"node:{ray.util.get_node_ip_address()}"
     trainable = tune.with_parameters(TrialRun, prepared=prepared, points=stage.points)
     tuner = tune.Tuner(
         tune.with_resources(trainable, tune.PlacementGroupFactory([{here: 0.001}])),
         param_space={"trial": tune.grid_search(list(range(len(stage.points))))},
         tune_config=tune.TuneConfig(max_concurrent_trials=room(prepared), scheduler=Referee(stage, known, prepared.config.sweep.patience, take), reuse_actors=True),
-        run_config=tune.RunConfig(name=f"tune-{stage.name.replace(' ', '-')}", storage_path=folder.path(), storage_filesystem=folder.filesystem, verbose=0, stop=Limit(over),
+        run_config=tune.RunConfig(name=name, storage_path=folder.path(), storage_filesystem=folder.filesystem, verbose=0, stop=Limit(over),
                                   checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False)),
     )  # fmt: skip
-    tuner.fit()
+    try:
+        tuner.fit()
+    finally:
+        folder.delete(name)  # Tune's own notes: what counts are the results
