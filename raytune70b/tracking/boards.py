@@ -61,7 +61,7 @@ class WeightsAndBiases:
         folder = run.local.as_posix() if run.local is not None else None
         self._run: Any = wandb.init(
             project=config.tracking.experiment, name=run.name, id=json.loads(run.read(WANDB_ID))["id"], resume="allow", dir=folder,
-            mode="offline" if config.tracking.wandb == "offline" else "online", config=to_dict(config), settings=wandb.Settings(console="off", silent=True),
+            mode="offline" if config.tracking.wandb == "offline" else "online", config=to_dict(config), settings=wandb.Settings(console="off", silent=True, init_timeout=600),
         )  # fmt: skip
         self._defined: set[str] = set()
 

@@ -39,7 +39,7 @@ def work(pipe: Any) -> None:
     metrics = WorkerMetrics("bench", 0, "here", torch.device("cpu"), lambda record: pipe.send(record), sample_s=2.0)
     while (order := pipe.recv()) is not None:
         on, first = order
-        begin = time.perf_counter()
+        begin, spent = time.perf_counter(), time.process_time()
         for step in range(first, first + STEPS):
             started = time.perf_counter()
             loss = torch.nn.functional.cross_entropy(model(data), target)
@@ -51,7 +51,7 @@ def work(pipe: Any) -> None:
                 metrics.step(step, seconds, {"forward_backward": seconds})
                 pipe.send({"kind": "step", "step": step, "loss": loss.item(), "grad_norm": 1.0, "learning_rate": 1e-3, "trained_tokens": 128, "tokens": 128,
                            "seconds": seconds, "seconds_by": {"forward_backward": seconds}, "world_size": 1, "skipped": False})  # fmt: skip
-        pipe.send((on, time.perf_counter() - begin))
+        pipe.send((on, time.perf_counter() - begin, time.process_time() - spent))
     metrics.close()
 
 
@@ -74,7 +74,8 @@ def slow_server() -> str:
 
 
 def measure(mode: str, pairs: int, folder: str) -> dict[str, float]:
-    """Runs the pairs; returns ratio (off / on time, the tokens/s of on by that of off), seconds of a step, and watching's share of a core."""
+    """Runs the pairs; returns ratio (off / on time: the tokens/s of on by that of off), the same of the worker's processor time (which other
+    work on the machine does not disturb), seconds of a step, and the share of a core that watching took in the driver."""
     from raytune70b.config import compose
     from raytune70b.storage import Folder
     from raytune70b.tracking.watch import Watch
@@ -88,24 +89,25 @@ def measure(mode: str, pairs: int, folder: str) -> dict[str, float]:
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     worker = multiprocessing.get_context("spawn").Process(target=work, args=(theirs,))
     worker.start()
-    step, ratios, times, cpu = 1, [], [], 0.0
+    step, ratios, cpu_ratios, times, cpu = 1, [], [], [], 0.0
     for pair in range(pairs + 3):  # the first ones warm up: MLflow is imported, its database made
-        seconds: dict[bool, float] = {}
+        seconds, work_cpu = {}, {}
         for on in (True, False) if pair % 2 else (False, True):
             ours.send((on, step))
             spent = time.process_time()
             while not isinstance(answer := ours.recv(), tuple):
                 watch.record(answer)
-            seconds[on] = answer[1]
+            seconds[on], work_cpu[on] = answer[1:]
             cpu += (time.process_time() - spent) if on and pair >= 3 else 0.0
             step += STEPS if on else 0
         if pair >= 3:
             ratios.append(seconds[False] / seconds[True])
+            cpu_ratios.append(work_cpu[False] / work_cpu[True])
             times.append(seconds[True])
     ours.send(None)
     worker.join()
     watch.close("finished")
-    return {"ratio": statistics.median(ratios), "step_s": statistics.median(times) / STEPS, "share_of_a_core": cpu / sum(times)}
+    return {"ratio": statistics.median(ratios), "worker_cpu_ratio": statistics.median(cpu_ratios), "step_s": statistics.median(times) / STEPS, "share_of_a_core": cpu / sum(times)}
 
 
 def main() -> int:
