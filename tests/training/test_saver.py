@@ -209,6 +209,8 @@ def save_until_killed(rank: int, world: int, path: Path, moment: float) -> None:
     step, ledger = (cursor.step, cursor.ledger) if cursor else (0, None)
     for number in range(step + 1, step + 10_000):
         outcome = save(writer, number, tensors(float(number), rows=1 << 14), ledger)
+        if outcome.cursor is None:  # the other rank is dead already
+            time.sleep(60)
         ledger = outcome.cursor.ledger
         if number == step + 1:
             threading.Timer(moment * outcome.seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
