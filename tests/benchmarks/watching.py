@@ -115,7 +115,7 @@ def main() -> int:
     pairs = next((int(a) for a in sys.argv[1:] if a.isdigit()), 40)
     found = {}
     for mode in modes:
-        with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, open(os.devnull, "w") as nowhere:
             shown, sys.stdout = sys.stdout, nowhere
             try:
                 found[mode] = measure(mode, pairs, folder)
