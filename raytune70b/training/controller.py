@@ -27,6 +27,8 @@ from raytune70b.training.preemption import Preempted
 
 PROBE_S = 2.0
 """How long a machine may take to accept a connection before it counts as dead."""
+STORAGE_PAUSE_S = 5.0
+"""Seconds before a worker group starts again on storage that refused."""
 ASK_AGAIN_S = 300.0
 """Seconds before a worker group that could not save is asked again to make way for a larger one."""
 
@@ -120,6 +122,11 @@ class GivesUp(FailurePolicy):
         self._ray_policy, self._mailbox, self._launch = ray_policy, mailbox, launch
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        refused = getattr(training_failed_error, "controller_failure", None)
+        if isinstance(refused, OSError):  # the controller keeps notes on the run's storage, and would end the run when it refuses them
+            self._send(f"the storage refused Ray Train's own notes: {_first_line(refused)}")
+            time.sleep(STORAGE_PAUSE_S)
+            return FailureDecision.RETRY
         failures = getattr(training_failed_error, "worker_failures", {})
         if not failures:  # there was no room for a group, or Ray Train itself saw a preemption
             return self._ray_policy.make_decision(training_failed_error)

@@ -30,6 +30,5 @@ def test_storage_that_refuses_for_twenty_seconds_loses_nothing(fleet, start, doo
     assert door.refused > 0
     during = [r["step"] for r in run.records("step") if shut + 1 < r["time"] < shut + 19]
     assert len(during) > 3, "training goes on"
-    assert len({(r["launch"], r["attempt"]) for r in run.records("step")}) == 1, "no worker was lost"
     assert saved_steps(run.folder / "checkpoints")[-1] == STEPS
     check_committed(run.folder, there.uri, reference)
