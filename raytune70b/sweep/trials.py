@@ -9,6 +9,7 @@ group is gone: that is why it is a class with `cleanup` and not a function, whic
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import queue
@@ -201,6 +202,7 @@ def run_stage(prepared: Prepared, folder: Folder, stage: Stage, known: dict[Poin
     `over()`: whether to end now; trials that run then have no result.
     """
     os.environ.update({"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_FORCE_TRIAL_CLEANUP_S": str(CLEANUP_S + 30), "RAY_AIR_NEW_OUTPUT": "0"})
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)  # it warns of result files that are switched off above
     name = f"tune-{stage.name.replace(' ', '-')}"
     here = f"node:{ray.util.get_node_ip_address()}"
     trainable = tune.with_parameters(TrialRun, prepared=prepared, points=stage.points)
