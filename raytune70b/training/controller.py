@@ -90,7 +90,7 @@ class LivingNodes(ElasticScalingPolicy):
         if self._announced is not None:
             return self._once_saved(worker_group_state.num_workers)
         decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
-        if isinstance(decision, ResizeDecision) and time.monotonic() >= self._not_before:
+        if isinstance(decision, ResizeDecision) and time.monotonic() >= self._not_before and ray.get(self._mailbox.training.remote()):
             ray.get(self._mailbox.order.remote(HAND_OVER))
             self._announced, self._wait_until = decision, time.monotonic() + self._hand_over_s
         return NoopDecision()
@@ -100,8 +100,9 @@ class LivingNodes(ElasticScalingPolicy):
         if state == "waiting" and time.monotonic() < self._wait_until:
             return NoopDecision()
         decision, self._announced = self._announced, None
-        if state == "lost":  # the group failed meanwhile, or could not save: a full disk is not asked again at once
+        if state == "declined":  # it could not save: a full disk is not asked again at once
             self._not_before = time.monotonic() + ASK_AGAIN_S
+        if state in ("declined", "lost"):
             return NoopDecision()
         self._send("group_end", reason=f"resize from {size} to {decision.num_workers} workers")  # type: ignore[union-attr]
         return decision

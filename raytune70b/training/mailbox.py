@@ -71,12 +71,18 @@ class Mailbox:
         self._handed_over = True
 
     def hand_over_state(self) -> str:
-        """done; lost (the group failed, could not save, or has not been heard for ten seconds); waiting."""
+        """done; declined (it could not save); lost (the group failed, or has not been heard for ten seconds); waiting."""
         heard = max((beat["heard"] for beat in self._beats.values()), default=0.0)
         if self._handed_over:
             self._beats = {}  # these workers are ended now, and not missed
             return "done"
-        return "lost" if self._command != HAND_OVER or self._first is not None or time.time() - heard > 10 else "waiting"
+        if self._first is not None or time.time() - heard > 10:
+            return "lost"
+        return "waiting" if self._command == HAND_OVER else "declined"
+
+    def training(self) -> bool:
+        """Whether a worker group is up and past its start: before, it cannot be asked to hand over."""
+        return bool(self._beats) and all(beat["mark"] != "set up" for beat in self._beats.values())
 
     def group_failed(self, reason: str) -> str:
         """The worker group is gone; returns why the run must give up, or "". The beats say how far it had come."""
