@@ -26,10 +26,12 @@ def free_port() -> int:
 def head(tmp_path_factory):
     """A Ray cluster started as a user starts one, shared by these tests; its dashboard's address."""
     port, dashboard = free_port(), free_port()
-    command = [os.path.join(os.path.dirname(sys.executable), "ray")]
+    binaries = os.path.dirname(sys.executable)
+    command = [os.path.join(binaries, "ray")]
+    active = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}  # as in an activated environment: jobs run `python` by name
     subprocess.run(
         [*command, "start", "--head", f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--num-cpus=6",
-         "--object-store-memory=300000000", "--disable-usage-stats"], check=True, capture_output=True, timeout=120,
+         "--object-store-memory=300000000", "--disable-usage-stats"], check=True, capture_output=True, timeout=120, env=active,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")

@@ -21,7 +21,7 @@ CLAUSES = [
 
 
 def text(n):
-    return " ".join(f"Article {n}.{k}. {CLAUSES[(n + k * (1 + n % 3)) % 6]} Ref {n * 31 + k}." for k in range(6))
+    return " ".join(f"Article {n}.{k}. {CLAUSES[(n + k * (1 + n % 3)) % 6]} Ref {n * 31 + k}." for k in range(3))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def theirs(tmp_path_factory):
 
 def test_three_files_and_a_model(head, theirs, tmp_path):
     inputs = f"data.inputs=[{theirs}/pairs.jsonl,{theirs}/documents.parquet,{theirs}/notes.txt]"
-    common = [f"data.path={tmp_path}/blocks", f"data.tokenizer={theirs}/model", "data.seq_len=64", "data.near_duplicates=0"]
+    common = [f"data.path={tmp_path}/blocks", f"data.tokenizer={theirs}/model", "data.seq_len=128", "data.near_duplicates=0"]
     code, output = run_job("prepare", inputs, *common)
     assert code == 0, output
     manifest = read_manifest(Folder(tmp_path / "blocks"))
@@ -57,7 +57,7 @@ def test_three_files_and_a_model(head, theirs, tmp_path):
     quarantined = "".join(p.read_text() for p in (tmp_path / "blocks" / "quarantine").glob("*.jsonl"))
     assert "pairs.jsonl" in quarantined and "21" in quarantined
 
-    run = [f"run.path={tmp_path}/runs", "run.name=theirs", f"model.path={theirs}/model", "train.epochs=2", "train.learning_rate=1e-2"]
+    run = [f"run.path={tmp_path}/runs", "run.name=theirs", f"model.path={theirs}/model", "train.epochs=4", "train.global_batch_size=8", "train.warmup_steps=2", "train.learning_rate=1e-2"]
     code, output = run_job("finetune", *common, *run, "cluster.workers=[2,2]")
     assert code == 0, output
     code, output = run_job("export", f"{tmp_path}/runs/theirs", f"export.path={tmp_path}/exported")
