@@ -41,7 +41,7 @@ def theirs(tmp_path_factory):
     tokenizer.save_pretrained(folder / "model")
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **shape)).save_pretrained(folder / "model")
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=128, bos_token_id=0, eos_token_id=1, **shape)).save_pretrained(folder / "model")
     return folder
 
 
