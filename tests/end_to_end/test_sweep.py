@@ -60,7 +60,9 @@ def test_what_a_sweep_leaves_behind(whole):
     folder, output = whole
     best = compose([str(folder / "best.yaml")])
     answer = json.loads((folder / "answer.json").read_text())
-    assert best.train.learning_rate == answer["point"]["learning_rate"] == pytest.approx(answer["trial_rate"] * 2**-0.32, rel=0.01)
+    kept = "no difference beyond noise" in answer["verdict"]  # then the run keeps its own rate; else the optimum, carried to its horizon
+    expected = 0.004 if kept else answer["trial_rate"] * 2**-0.32
+    assert best.train.learning_rate == answer["point"]["learning_rate"] == pytest.approx(expected, rel=0.01)
     assert best.train.warmup_steps == 4  # the share of the full run's schedule, not the trial's
     assert [(folder / name).read_bytes()[:4] for name in ("rates.png", "curves.png")] == [b"\x89PNG"] * 2
     assert len((folder / "trials.csv").read_text().splitlines()) == 1 + len(results(folder))
@@ -77,9 +79,10 @@ def test_every_trial_is_a_child_in_mlflow(whole):
     parents = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
     children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parents[0].info.run_id]
     assert len(parents) == 1 and len(children) == len(results(folder))
-    losses = {(float(c.data.params["train.learning_rate"]), int(c.data.params["run.seed"])): c.data.metrics["validation/loss"] for c in children}
-    for trial in results(folder):
-        assert losses[trial["point"]["learning_rate"], trial["point"]["seed"]] == pytest.approx(trial["curve"][-1][1])
+    ids = {(float(c.data.params["train.learning_rate"]), int(c.data.params["run.seed"])): c.info.run_id for c in children}
+    for trial in results(folder):  # a stopped trial may have validated once more before it heard of it
+        history = client.get_metric_history(ids[trial["point"]["learning_rate"], trial["point"]["seed"]], "validation/loss")
+        assert any(m.value == pytest.approx(trial["curve"][-1][1]) for m in history)
 
 
 def test_killed_in_the_middle_the_same_command_runs_what_is_missing(whole, sample, tmp_path):
