@@ -3,13 +3,16 @@ PYTHON ?= python3
 EXTRAS ?= dev,qlora,wandb
 BIN := .venv/bin
 
-.PHONY: finetune test check lock clean
+.PHONY: finetune test test-slow check lock clean
 
 finetune: .venv/installed
 	$(BIN)/python jobs/finetune.py conf/finetune.yaml
 
 test: .venv/installed check
 	$(BIN)/python -m pytest
+
+test-slow: .venv/installed ## the rows that take minutes of a real cluster each
+	$(BIN)/python -m pytest -m slow
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ from raytune70b.config import compose
 from raytune70b.tracking.journal import parse_journal
 from tests.running import TINY, run_job, start_job, wait_for
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     *TINY, "train.steps=24", "train.global_batch_size=4", "train.micro_batch_size=4", "train.learning_rate=0.004", "validation.max_blocks=8", "cluster.workers=[1,2]",
     "sweep.low=0.001", "sweep.high=0.016", "sweep.horizon_exponent=0.32", "sweep.points=3", "sweep.extensions=1", "sweep.repeats=1", "sweep.batch_factors=[]", "sweep.warmup_factors=[]", "sweep.patience=1.0",

@@ -11,6 +11,8 @@ import pytest
 
 from tests.faults.conftest import STEPS, check_undisturbed
 
+pytestmark = pytest.mark.slow
+
 CHANCE = random.Random(11)
 
 

@@ -12,6 +12,8 @@ from raytune70b.training.checkpoint import saved_steps
 from tests.faults import s3
 from tests.faults.conftest import STEPS, check_committed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(900)
 def test_storage_that_refuses_for_twenty_seconds_loses_nothing(fleet, start, door, data, reference):

@@ -14,6 +14,8 @@ from raytune70b.training.checkpoint import newest
 from tests.conftest import write_blocks
 from tests.running import TINY, run_job, start_job, wait_for
 
+pytestmark = pytest.mark.slow
+
 PLAIN = [*TINY, "train.global_batch_size=8", "train.micro_batch_size=2", "cluster.address=local", "tracking.report=false"]
 
 
