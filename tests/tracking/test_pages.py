@@ -52,6 +52,7 @@ def test_the_report_opens_in_a_browser_without_an_error(tmp_path):
 
 @needs_chromium
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_mlflow_compares_two_runs(tmp_path, mlflow_server):
     uri = f"http://127.0.0.1:{mlflow_server}"
     ids = []
