@@ -51,6 +51,7 @@ def set_up_ray_train(config: Config) -> None:
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
         "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+        "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the run in the Ray dashboard
     })  # fmt: skip
 
 

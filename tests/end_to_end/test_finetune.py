@@ -93,8 +93,9 @@ def test_submitted_as_a_job(head, sample, tmp_path):
     assert len(committed(tmp_path / "submitted")) == STEPS
     size = re.search(r"\(([0-9.]+)MiB\)", log)
     assert size is None or float(size.group(1)) < 5
-    assert any(r["name"] == "submitted" and r["status"] == "FINISHED" for r in dashboard(head, "/api/train/v2/runs/v1")["train_runs"])
-    assert any("train" in d["dataset"] for d in dashboard(head, "/api/data/datasets/all")["datasets"])
+    run = next(r for r in dashboard(head, "/api/train/v2/runs")["train_runs"] if r["name"] == "submitted")
+    assert run["status"] == "FINISHED"
+    assert any(d["dataset"].startswith("train") for d in dashboard(head, f"/api/data/datasets/{run['job_id']}")["datasets"])
 
 
 def dashboard(head, path):

@@ -84,5 +84,16 @@ def test_a_checkpoint_continues_on_another_number_of_workers(results, case):
         if case not in found:
             continue
         worst = max(abs(a[0] - b[0]) for a, b in zip(undisturbed[case], found[case], strict=True))
-        # a rounding of bf16 moments that falls the other way moves a bf16 copy of a weight by a whole step
-        assert worst < (5e-5 if case[1:3] == ("bf16_mixed", "adamw_bf16") else 1e-5), f"continued at world_size {world_size}"
+        assert worst < tolerance(case), f"continued at world_size {world_size}"
+
+
+def tolerance(case: tuple[str, str, str, str]) -> float:
+    """Exact to 1e-5, but where 16 bits hold what is summed over workers: a sum in another order then rounds another way.
+
+    bf16 moments move a bf16 copy of a weight by a whole step (5e-5 here); bf16 weights have gradients that are summed in
+    bf16, eight bits of them (1e-3 here).
+    """
+    _, precision, optimizer, _ = case
+    if precision == "bf16":
+        return 1e-3
+    return 5e-5 if (precision, optimizer) == ("bf16_mixed", "adamw_bf16") else 1e-5
