@@ -43,8 +43,8 @@ class ExactSplit(DataConfig):
         return [{"train": part} for part in blocks.streaming_split(world_size, equal=False)]
 
 
-def train_on_worker(job: Job) -> None:
+def train_on_worker(settings: dict[str, Job]) -> None:
     """Ray Train's training function; torch and transformers are imported by the workers alone."""
     from raytune70b.training.worker import train
 
-    train(job)
+    train(settings["job"])

@@ -71,7 +71,7 @@ def build_trainer(prepared: Prepared, job: Job, launch: int) -> ElasticTrainer:
     (prepared.run).delete("checkpoint_manager_snapshot.json")  # Ray's own memory of checkpoints: ours is checked, and survives pruning
     return ElasticTrainer(
         train_on_worker,
-        train_loop_config=job,  # type: ignore[arg-type]
+        train_loop_config={"job": job},
         run=prepared.run.uri, mailbox=job.mailbox, launch=launch, hand_over_s=config.run.hang_timeout_s,
         torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(max(60, 3 * config.run.hang_timeout_s))),
         scaling_config=ScalingConfig(  # type: ignore[call-arg]

@@ -93,7 +93,7 @@ def test_submitted_as_a_job(head, sample, tmp_path):
     assert len(committed(tmp_path / "submitted")) == STEPS
     size = re.search(r"\(([0-9.]+)MiB\)", log)
     assert size is None or float(size.group(1)) < 5
-    run = next(r for r in dashboard(head, "/api/train/v2/runs")["train_runs"] if r["name"] == "submitted")
+    run = next(r for r in dashboard(head, "/api/train/v2/runs/v1")["train_runs"] if r["name"] == "submitted")
     assert run["status"] == "FINISHED"
     assert any(d["dataset"].startswith("train") for d in dashboard(head, f"/api/data/datasets/{run['job_id']}")["datasets"])
 
