@@ -76,7 +76,7 @@ def test_three_files_and_a_model(head, theirs, tmp_path):
         ("finetune", ["data.path=/nowhere/at/all", "data.inputs=[x]"], ["/nowhere/at/all", "manifest.json", "jobs/prepare.py"]),
         ("finetune", ["data.path={blocks}", "model.path=/nowhere"], ["model.path", "/nowhere", "config.json"]),
         ("finetune", ["data.path={blocks}", "model.config.max_position_embeddings=8"], ["256", "8"]),
-        ("finetune", ["data.path={blocks}", "run.resume=must"], ["run.resume", "must", "no checkpoint"]),
+        ("finetune", ["data.path={blocks}", "run.path={tmp}", "run.resume=must"], ["run.resume", "must", "no checkpoint"]),
         ("prepare", ["data.inputs=[/nowhere.jsonl]", "data.path={tmp}"], ["data.inputs", "/nowhere.jsonl"]),
         ("prepare", ["data.inputs=[{empty}]", "data.path={tmp}"], ["{empty}"]),
         ("prepare", ["data.tokenizer=/nowhere", "data.path={tmp}"], ["data.tokenizer", "/nowhere"]),
