@@ -17,7 +17,7 @@ SETTINGS = ("train.epochs=2", "checkpoint.every=7", "validation.every=40", "trai
             "tracking.close_timeout_s=120")  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def data(tmp_path_factory) -> Path:
     """A data set of 80 steps an epoch, at 16 blocks a step."""
     folder = tmp_path_factory.mktemp("data")
@@ -25,19 +25,19 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def reference(data, tmp_path_factory):
     return undisturbed.train([f"data.path={data}", f"run.path={tmp_path_factory.mktemp('none')}", *MODEL, *SETTINGS])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def door():
     """The door of an S3 server, which is up before the nodes are: they inherit where it is."""
     with s3.server() as door:
         yield door
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fleet(door, tmp_path_factory):
     fleet = Fleet(tmp_path_factory.mktemp("fleet"))
     yield fleet
