@@ -3,6 +3,9 @@
 The layout is the tokenizer's own chat template; a tokenizer without one gets `DEFAULT_TEMPLATE`, which is saved with it.
 Instruction triples and question-answer pairs are conversations of one turn.
 
+The white space around a turn's content is dropped, as the templates of Llama do: a tokenizer would merge an answer's first
+line break with the one that ends the prompt, and the training text would no longer begin with the evaluation's prompt.
+
 Promises: `answers` finds in the rendered text where each assistant turn begins - exactly where the generation prompt of an
 evaluation ends - and where its content ends. Templates need no generation tags. A template that rewrites the turns so
 that they cannot be found again is an error, never a guess.
@@ -51,7 +54,7 @@ class Prompts:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        messages = [{"role": role, "content": content} for role, content in turns]
+        messages = [{"role": role, "content": content.strip()} for role, content in turns]
         values: dict[str, Any] = dict(self.special_tokens)
         try:
             rendered, _ = cast(Any, render_jinja_template)([messages], chat_template=self.template, add_generation_prompt=generation, **values)

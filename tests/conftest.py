@@ -1,9 +1,14 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import settings
 
 from raytune70b.blocks.manifest import Manifest, block_schema, write_block_file
 from raytune70b.storage import Folder
+
+settings.register_profile("steady", derandomize=True, deadline=None)  # the verdict depends on the code alone, also on a busy machine
+settings.register_profile("search", deadline=None)  # other examples each time: pytest --hypothesis-profile=search
+settings.load_profile("steady")
 
 
 def write_blocks(folder: Folder, rows: dict[str, list[int]], seq_len: int = 16, group: int = 4, vocab: int = 64, seed: int = 0) -> Manifest:

@@ -9,7 +9,7 @@ groups = st.lists(st.integers(1, 9), min_size=1, max_size=12).map(tuple)
 
 
 @given(groups, st.integers(0, 2**62), st.integers(1, 5), st.integers(1, 20), st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_block_once_an_epoch(row_groups, seed, window, batch, epoch):
     order = Order(row_groups, seed, window, batch)
     first = epoch * order.steps_per_epoch
@@ -18,7 +18,7 @@ def test_every_block_once_an_epoch(row_groups, seed, window, batch, epoch):
 
 
 @given(groups, st.integers(0, 99), st.integers(1, 5), st.integers(1, 20), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_start_continues_the_same_sequence(row_groups, seed, window, batch, data):
     order = Order(row_groups, seed, window, batch)
     total = 3 * order.steps_per_epoch
@@ -28,7 +28,7 @@ def test_any_start_continues_the_same_sequence(row_groups, seed, window, batch, 
 
 
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(1, 8), st.integers(0, 28))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_shares_deal_the_step_whatever_the_workers(world, micro, micros, missing):
     batch = micro * micros
     ids = np.arange(100, 100 + max(1, batch - missing), dtype=np.int64)

@@ -32,7 +32,7 @@ def extracted(folder: Path, out: Path, rules: Rules = RULES) -> list[tuple[dict,
     return [(extract(Extract(s, rules, Folder(out)), Folder(out), str(s.index)), out / f"{s.index}.parquet") for s in shards]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(rows.map(lambda r: json.dumps(r).encode()) | st.binary(max_size=30), min_size=1, max_size=12))
 def test_any_rows_are_counted_once(tmp_path_factory, lines: list[bytes]):
     folder = tmp_path_factory.mktemp("fuzz")

@@ -83,7 +83,7 @@ def test_binary_data_is_no_text():
         document_text("txt", b"\x7fELF\0\0")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(sorted(READERS)), st.binary(max_size=200), st.integers(0, 5000))
 def test_damaged_files_give_text_or_a_reason(kind: str, noise: bytes, cut: int):
     whole = {"pdf": a_pdf([["Text"]]), "docx": a_docx() if kind == "docx" else b""}.get(kind, b"<p>x</p>")

@@ -81,7 +81,7 @@ def test_empty_answers():
     assert all(values[name][0] == 0 for name in NAMES)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1))
 def test_bootstrap_sample_is_the_metric_of_the_drawn_answers(seed):
     """A weighted evaluation equals the libraries on a list in which answers really repeat."""

@@ -66,7 +66,7 @@ def test_failures_of_all_are_no_divergence():
     assert answer(space, {}).status == NOTHING_YET
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(-4, 4), st.integers(0, 20), st.integers(0, 2**32), st.sampled_from([None, 2e-3]))
 def test_killed_anywhere_no_trial_runs_twice_and_the_answer_is_the_same(shift, kill_after, luck, cliff):
     """Whether a leader was done in time to stop a trial is luck too: it changes no answer."""

@@ -85,7 +85,7 @@ def stories(draw):
     return story
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(stories(), st.booleans())
 def test_labels_sum_to_the_wall_clock_whatever_happens(story, going_on):
     last = max(r["time"] for r in story.records)
@@ -102,7 +102,7 @@ def test_labels_sum_to_the_wall_clock_whatever_happens(story, going_on):
         assert 0 <= goodput(intervals) <= 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(stories())
 def test_the_meter_counts_as_the_timeline_does(story):
     story.end()

@@ -23,7 +23,7 @@ def play(clock, now, step_s, save_s, validation_s, save_every, limit=10_000):
     return now + (save_s + validation_s if steps > saved else 0), steps, reason
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 16), st.floats(0.5, 20), st.floats(0.1, 30), st.floats(0.0, 30), st.integers(1, 20),
     st.floats(0.05, 3), st.booleans(), st.floats(0, 200), st.floats(0, 2), st.booleans(),
