@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from raytune70b.schema import Config
+from raytune70b.secrets import masked, secret_in, way_out
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -163,6 +164,8 @@ def check(config: Config) -> None:
     """Raises ConfigError for the first value outside its limits or in contradiction to another."""
     for key, (f, _, _) in _schema_fields().items():
         value = get(config, key)
+        if secret := secret_in(value):
+            raise ConfigError(f"{key}: {masked(secret)} carries a secret, and settings are stored and logged; leave it out and set {way_out(secret)}")
         limits = f.metadata
         if value is None or not limits:
             continue
@@ -274,7 +277,7 @@ def main_with_clear_errors(
         use_token()
         return run(config) or 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {masked(str(error))}", file=sys.stderr)
         return 2
 
 

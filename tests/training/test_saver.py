@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -115,6 +116,22 @@ def shard(folder: Path) -> Path:
     return next(folder.glob("__1*.distcp"))
 
 
+class Trap:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+def trap(folder: Path) -> None:
+    """Puts a pickle that acts when it is read in the place of the checkpoint's pickled metadata, of the same length."""
+    metadata = folder / ".metadata"
+    metadata.write_bytes(pickle.dumps(Trap(folder.parents[1] / "sprung")).ljust(metadata.stat().st_size, b"\0"))
+
+
 DAMAGE = {
     "bit flipped": (lambda f: flip(shard(f)), "checksum"),
     "truncated": (lambda f: os.truncate(shard(f), shard(f).stat().st_size // 2), "bytes, the manifest says"),
@@ -123,6 +140,7 @@ DAMAGE = {
     "manifest cut off": (lambda f: os.truncate(f / "manifest.json", 40), "damaged"),
     "emptied": (lambda f: [p.unlink() for p in f.iterdir()], "never published"),
     "cursor changed": (lambda f: flip(f / "cursor.json"), "checksum"),
+    "metadata that acts when unpickled": (trap, "checksum"),
 }
 
 
@@ -149,6 +167,7 @@ def test_a_bad_checkpoint_is_set_aside_with_its_reason_and_the_one_before_is_use
         assert (step, again, value) == (2, 2, 200.0), name
         assert len(warnings) == 1 and "step 3" in warnings[0] and reason in warnings[0], (name, warnings)
         assert newest(Folder(tmp_path / name / "checkpoints")).step == 2
+        assert not (tmp_path / name / "sprung").exists()
 
 
 def test_every_worker_writes_its_shard_alone(tmp_path):
