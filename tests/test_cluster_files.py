@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import ray
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -25,3 +26,16 @@ def test_only_the_loopback_is_served_and_the_metrics_port_is_free():
     for command in (head, config["worker_start_ray_commands"][-1]):
         port = int(command.split("--metrics-export-port=")[1].split()[0])
         assert not 10002 <= port <= 19999  # Ray's workers listen there
+
+
+def test_the_kuberay_manifest_has_two_pods_of_eight_gpus_behind_a_token():
+    manifest = yaml.safe_load((ROOT / "conf/cluster/kuberay.yaml").read_text())
+    spec, (group,) = manifest["spec"], manifest["spec"]["workerGroupSpecs"]
+    assert (manifest["apiVersion"], manifest["kind"], spec["authOptions"]) == ("ray.io/v1", "RayCluster", {"mode": "token"})
+    assert spec["rayVersion"] == ray.__version__, "the operator turns the token on by this version; it is the one that is installed"
+    assert group["replicas"] * int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) == 16
+    for part in (spec["headGroupSpec"], group):
+        pod, ours = part["template"]["spec"], part["template"]["spec"]["containers"][0]
+        assert {v["name"] for v in pod["volumes"]} == {m["name"] for m in ours["volumeMounts"]}
+        assert ours["resources"]["limits"] == ours["resources"]["requests"]  # else Kubernetes may take the memory back
+        assert not 10002 <= int(part["rayStartParams"]["metrics-export-port"]) <= 19999
