@@ -53,7 +53,7 @@ NAME_SHAPE = (
 PHONE = re.compile(
     rb"(?<![\d.\-])(?:\+?1" + DASH + rb"?)?(?:\([2-9]\d{2}\)" + DASH + rb"?|[2-9]\d{2}" + DASH + rb")[2-9]\d{2}" + DASH + rb"\d{4}(?![\d]|[.\-]\d)"
     rb"|(?<![\d.\-])0[1-9](?:" + DASH + rb"\d{2}){4}(?![\d]|[.\-]\d)"
-    rb"|(?<!\d)\(?\+\d(?:[ .\-()]{0,2}\d){7,14}(?!\d)"
+    rb"|(?<!\d)\(?\+\d{1,3}\)?(?:" + DASH + rb"?\(\d{1,4}\))?(?:" + DASH + rb"?\d){4,14}(?!\d)"
 )
 BARE_PHONE = re.compile(rb"(?<!\d)1?[2-9]\d{2}[2-9]\d{6}(?!\d)|(?<!\d)0[1-9]\d{8}(?!\d)")
 SIN = re.compile(rb"(?<![\d.\-])\d{3}([ \-]?)\d{3}\1\d{3}(?![\d]|[.\-]\d)")
@@ -77,14 +77,18 @@ SPEAKS_ACCOUNT = _words(
     "account", "accounts", "acct", "a/c", "compte", "comptes", "folio", "transit",
     end=r"(?:[ .:#°]|d'|(?:no|nos|n°|nº|number|num[eé]ro|num|bancaire|bank|ch[eè]ques?|chequing|savings|[eé]pargne|is|est|le|the|ending|in|à|a|of|de|du)(?![a-z\x80-\xff])){0,12}$",
 )  # fmt: skip
+SPEAKS_CARD = _words("card", "cards", "carte", "cartes", "visa", "mastercard", "amex", "american express", "discover", end=r"[^\n]{0,16}$")
 NUMBERED = _words(
     "no", "nos", "n°", "nº", "num[eé]ro", "number", "docket", "dossier", "file", "case", "cause", "reference", "r[eé]f[eé]rence", "r[eé]f", "invoice", "facture",
     "patent", "brevet", "permit", "permis", "licence", "bill", "gst", "hst", "tps", "tvq", "qst", "bn", "ne", "lot", "isbn", "registration", "enregistrement",
     "application", "demande", "order", "commande", "cadastre",
     end=r"[ .:#°(]{0,4}(?:no|n°|nº|number|num[eé]ro)?[ .:#°(]{0,3}$",
 )  # fmt: skip
-SECTION = _words("sections?", "s", "ss", "art", "articles?", "arts", "clauses?", "paragraphs?", "par", "paragraphes?", "alin[eé]as?", "rules?", "r[eè]gles?",
-                 "schedule", "annexe", "chapter", "chapitre", "version", "v", "release", "item", "part", "partie", "§+", end=r"[ .:]{0,2}(?:[\d.]+(?:,| and| et| to| à| or| ou|, and)? ){0,5}$")  # fmt: skip
+SECTION = _words(
+    "sections?", "s", "ss", "art", "articles?", "arts", "clauses?", "paragraphs?", "par", "paragraphes?", "alin[eé]as?", "rules?", "r[eè]gles?", "schedule",
+    "annexe", "chapter", "chapitre", "version", "v", "release", "firmware", "build", "item", "part", "partie", "§+",
+    end=r"[ .:]{0,2}(?:[\d.]+(?:,| and| et| to| à| or| ou|, and)? ){0,5}$",
+)  # fmt: skip
 SPEAKS_IP = _words("ip", "ipv4", "ipv6", "server", "serveur", "host", "h[oô]te", "address", "adresse", "dns", "login", "connexion", "logged", "gateway", "passerelle")
 PROVINCE = _words("ab", "bc", "mb", "nb", "nl", "ns", "nt", "nu", "on", "pe", "qc", "sk", "yt", "ontario", "qu[eé]bec", "alberta", "manitoba", "saskatchewan",
                   "columbia", "colombie-britannique", "postal code", "code postal", end=r"[ ,):.]{0,3}$")  # fmt: skip
@@ -137,7 +141,7 @@ def _name(find: _Find) -> Iterator[Span]:
 def _iban(find: _Find) -> Iterator[Span]:
     value = find.value
     while len(value) >= 15:
-        if iban.is_valid(value.decode()):
+        if iban.is_valid(value.decode(), check_country=False):  # a country's list of banks ages
             yield Span(find.start, find.start + len(value), "iban")
             return
         value = value[: max(value.rfind(b" "), 0)]  # the shape may have taken the next word along
@@ -193,7 +197,8 @@ def _only_digits(value: bytes) -> bytes:
 
 def _is_card(find: _Find, start: int, end: int) -> bool:
     value = _only_digits(find.data[start:end])
-    return bool(ISSUERS.match(value)) and luhn.is_valid(value.decode()) and not find.after(NUMBERED, start)
+    plausible = ISSUERS.match(value) and luhn.is_valid(value.decode())
+    return bool(plausible) and (find.after(SPEAKS_CARD, start) or not find.after(NUMBERED, start))
 
 
 def _is_sin(find: _Find, start: int, end: int) -> bool:
@@ -217,8 +222,9 @@ def _is_bare_phone(find: _Find, start: int, end: int) -> bool:
 
 
 def _is_ip(find: _Find, start: int, end: int) -> bool:
-    octets = [int(o) for o in find.data[start:end].split(b".")]
-    if max(octets) > 255 or find.after(SECTION, start):
+    parts = find.data[start:end].split(b".")
+    octets = [int(p) for p in parts]
+    if max(octets) > 255 or any(p[0] == ord("0") and len(p) > 1 for p in parts) or find.after(SECTION, start):
         return False
     return find.after(SPEAKS_IP, start) or max(octets) >= 100
 

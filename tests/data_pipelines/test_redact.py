@@ -1,4 +1,9 @@
-"""Redaction against a labelled set in both languages, and its promises for any text."""
+"""Redaction against a labelled set in both languages, and its promises for any text.
+
+The rules were tuned on the set's first 381 lines. The 98 after them, then the last 79, were written in new contexts and scored
+once before any rule was changed: recall 65 of 68 at precision 65 of 67, then, with those mended, 48 of 49 and 48 of 49. What
+they showed (a date behind a number abroad, `card no.`, a firmware's version, a bank that a library's list does not know) is mended.
+"""
 
 from __future__ import annotations
 
