@@ -19,7 +19,8 @@ from raytune70b.tracking.series import mfu, tokens_per_s
 
 ACCOUNT_EVERY_S = 15.0
 STRAGGLER = 1.25
-"""A worker this many times slower than the median is told."""
+"""A worker this many times slower than the median is told, when it was so in `STRAGGLER_PROBES` probes in a row."""
+STRAGGLER_PROBES = 3
 WARN_SHARE = 0.8
 
 
@@ -29,8 +30,9 @@ class Derived:
     def __init__(self) -> None:
         self._plan: dict[str, Any] = {}
         self._probes: dict[int, float] = {}
-        self._told: set[tuple[int, int]] = set()
-        self._attempt = 0
+        self._slow: dict[int, list[int]] = {}
+        """Numbers of the last probes in a row in which a rank was slow."""
+        self._told: set[int] = set()
 
     def take(self, record: Record) -> tuple[Record, str | None]:
         """The record with what follows from it, and a warning if there is one."""
@@ -38,8 +40,8 @@ class Derived:
         if kind == "run_start":
             self._plan = record.get("plan") or {}
         elif kind == "group_start":
-            self._probes.clear()
-            self._attempt += 1
+            for group in (self._probes, self._slow, self._told):
+                group.clear()
         elif kind == "step":
             share = mfu(record, self._plan)
             return (record if share is None else {**record, "mfu": share}), None
@@ -51,9 +53,14 @@ class Derived:
         rank = record["rank"]
         self._probes[rank] = record["probe_seconds"]
         ratio = straggler_ratios(self._probes)[rank]
+        slow = self._slow.setdefault(rank, [])
+        if ratio <= STRAGGLER:
+            slow.clear()
+        elif record["probe"] not in slow:
+            slow.append(record["probe"])
         warning = None
-        if ratio > STRAGGLER and (self._attempt, rank) not in self._told:
-            self._told.add((self._attempt, rank))
+        if len(slow) >= STRAGGLER_PROBES and rank not in self._told:
+            self._told.add(rank)
             warning = f"worker {rank} on {record['host']} computes {ratio:.2f} times slower than the median worker; all wait for it"
         return {**record, "straggler_ratio": ratio}, warning
 

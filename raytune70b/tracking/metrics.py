@@ -2,8 +2,9 @@
 
 The training loop calls `WorkerMetrics.step` once a step, which adds a few numbers (about a microsecond). A thread reads memory
 and NVML every `SAMPLE_S`, sets the Prometheus gauges and hands a `worker` record on. Only the probe runs in the loop: the
-same small computation on every worker, `PROBE_EVERY_S` apart, about 10 ms each. In synchronous training all
-workers show the same step time, so the slow one can only be told by what it does alone.
+same small computation on every worker, `PROBE_EVERY_S` apart, about 10 ms each, not in a group's first steps, when machines
+are busy with starting. In synchronous training all workers show the same step time, so the slow one can only be told by
+what it does alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from raytune70b.tracking.gauges import WORKER, Gauges
 from raytune70b.tracking.journal import Record
 
 SAMPLE_S = 5.0
-PROBE_EVERY_S = 120.0
+PROBE_EVERY_S = 60.0
+FIRST_PROBE_STEP = 10
+"""Of the worker group."""
 PROBE_SIZE = {"cuda": 4096, "cpu": 256}
 PROBE_REPEATS = {"cuda": 8, "cpu": 4}
 
@@ -36,7 +39,7 @@ class WorkerMetrics:
         self._gpu = Gpu(device) if device.type == "cuda" else None
         self._process = psutil.Process()
         self._lock = threading.Lock()
-        self._step = self._count = 0
+        self._step = self._count = self._steps = self._probes = 0
         self._sums: dict[str, float] = {}
         self._probe_s: float | None = None
         self._next_probe = 0.0
@@ -49,11 +52,13 @@ class WorkerMetrics:
         with self._lock:
             self._step = step
             self._count += 1
+            self._steps += 1
             self._sums["step"] = self._sums.get("step", 0.0) + seconds
             for part, value in seconds_by.items():
                 self._sums[part] = self._sums.get(part, 0.0) + value
-        if time.monotonic() >= self._next_probe:
+        if self._steps >= FIRST_PROBE_STEP and time.monotonic() >= self._next_probe:
             self._probe_s = probe(self._device)
+            self._probes += 1
             self._next_probe = time.monotonic() + PROBE_EVERY_S
 
     def close(self) -> None:
@@ -72,7 +77,7 @@ class WorkerMetrics:
         means = {f"{part}_seconds": total / count for part, total in sums.items()} if count else {}
         record: Record = {"kind": "worker", "time": time.time(), "rank": self._rank, "host": self._host, "step": step, **means}
         record |= memory(self._device, self._process) | (self._gpu.read() if self._gpu is not None else {})
-        return record | ({"probe_seconds": self._probe_s} if self._probe_s is not None else {})
+        return record | ({"probe_seconds": self._probe_s, "probe": self._probes} if self._probe_s is not None else {})
 
     def _loop(self) -> None:
         while not self._closing.wait(self._sample_s):

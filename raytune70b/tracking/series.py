@@ -19,7 +19,7 @@ from typing import Any
 
 from raytune70b.tracking.journal import Record
 
-NO_METRIC = {"kind", "time", "launch", "attempt", "step", "rank", "world_size", "seconds", "seconds_by", "lost", "path", "flops_per_token", "peak_flops"}
+NO_METRIC = {"kind", "time", "launch", "attempt", "step", "rank", "world_size", "seconds", "seconds_by", "lost", "path", "probe", "flops_per_token", "peak_flops"}
 
 
 @dataclass(frozen=True)

@@ -109,29 +109,44 @@ class Watch:
         self._thread.start()
         self._drain()
         pages = self._guarded("report", self._pages) or {}
+        stored = self._guarded("report", lambda: self._store(pages, end))
         lacking = self._guarded("MLflow", lambda: self._close_trackers(status, pages, end))
         with self._lock:
             self._closed = True
             self._guarded("journal", self._journal.close)
         self._guarded("console", self._console.close)
         self._gauges.close()
-        for line in [lacking, self._journal.error and f"{JOURNAL} lacks its last records ({self._journal.error})"]:
+        for line in [lacking, stored, self._journal.error and f"{JOURNAL} lacks its last records ({self._journal.error})"]:
             if line:
                 self._console.say(f"warning: {line}")
         self._guarded("console", lambda: self._console.table(closing_table(self._journal.records, self._config, self._run, status, reason)))
 
     def _pages(self) -> dict[str, bytes]:
-        """The report and the goodput timeline, written to the run folder."""
+        """The report and the goodput timeline."""
         if not self._config.tracking.report:
             return {}
         from raytune70b.tracking.report import REPORT, report  # matplotlib takes a second to import
 
         records = self.records
         page = report(records, self._run.name, to_yaml(self._config)).encode()
-        self._run.write(REPORT, page)
         intervals = goodput.timeline(records)
         times = {"seconds": goodput.totals(intervals), "goodput": goodput.goodput(intervals), "intervals": [asdict(i) for i in intervals]}
         return {REPORT: page, "goodput.json": json.dumps(times, indent=1).encode()}
+
+    def _store(self, pages: dict[str, bytes], end: float) -> str | None:
+        """Writes the pages to the run folder, again until `end` (monotonic) while its storage refuses; returns what is lacking, as a line."""
+        wait = 0.5
+        for name, content in pages.items():
+            while True:
+                try:
+                    self._run.write(name, content)
+                    break
+                except OSError as error:
+                    if time.monotonic() + wait > end:
+                        return f"{self._run.uri}/{name} could not be written ({error}); python -m raytune70b.tracking.report {self._run.uri} makes the report again"
+                    time.sleep(wait)
+                    wait *= 2
+        return None
 
     def _close_trackers(self, status: str, pages: dict[str, bytes], end: float) -> str | None:
         """Ends MLflow and the boards by `end` (monotonic); returns what MLflow lacks, as a line."""

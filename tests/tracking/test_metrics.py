@@ -23,16 +23,20 @@ def no_gauges(monkeypatch):
 def test_a_sample_holds_the_means_since_the_last_one(no_gauges):
     sent = []
     worker = WorkerMetrics("r", 3, "host", CPU, sent.append, sample_s=1000)
-    for step, seconds in ((1, 1.0), (2, 2.0)):
+    for step in range(1, metrics.FIRST_PROBE_STEP):
+        worker.step(step, 1.0, {})
+    assert "probe_seconds" not in worker.sample(), "the first steps are no measure"
+    last = metrics.FIRST_PROBE_STEP + 1
+    for step, seconds in ((last - 1, 1.0), (last, 2.0)):
         worker.step(step, seconds, {"data": 0.1 * seconds, "optimizer": 0.2})
     record = worker.sample()
-    assert (record["rank"], record["host"], record["step"]) == (3, "host", 2)
+    assert (record["rank"], record["host"], record["step"], record["probe"]) == (3, "host", last, 1)
     assert record["step_seconds"] == 1.5 and record["data_seconds"] == pytest.approx(0.15) and record["optimizer_seconds"] == pytest.approx(0.2)
     assert record["probe_seconds"] > 0 and record["memory_reserved"] >= record["memory_allocated"] > 1e7
     assert not {"gpu_use", "power_w", "temperature_c"} & record.keys()
-    worker.step(3, 5.0, {})
+    worker.step(last + 1, 5.0, {})
     worker.close()
-    assert sent[-1]["step_seconds"] == 5.0 and no_gauges["worker_step", "3"] == 3 and no_gauges["worker_step_seconds", "3"] == 5.0
+    assert sent[-1]["step_seconds"] == 5.0 and no_gauges["worker_step", "3"] == last + 1 and no_gauges["worker_step_seconds", "3"] == 5.0
 
 
 def test_a_worker_that_has_not_trained_says_nothing_and_one_that_cannot_report_trains_on(no_gauges):
@@ -52,9 +56,10 @@ def test_a_worker_that_has_not_trained_says_nothing_and_one_that_cannot_report_t
 
 def test_a_step_costs_less_than_a_tenth_of_a_millisecond(no_gauges, monkeypatch):
     worker = WorkerMetrics("r", 0, "h", CPU, lambda record: None, sample_s=1000)
-    worker.step(1, 0.1, {"data": 0.1})  # the probe
+    for step in range(1, 101):
+        worker.step(step, 0.1, {"data": 0.1})  # the probe among them
     begin = time.thread_time()
-    for step in range(2, 5002):
+    for step in range(101, 5101):
         worker.step(step, 0.1, {"data": 0.1, "forward_backward": 0.2, "optimizer": 0.3, "agree": 0.1})
     spent = (time.thread_time() - begin) / 5000
     worker.close()
