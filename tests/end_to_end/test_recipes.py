@@ -8,7 +8,7 @@ import pytest
 from tests.running import ROOT, run_job
 
 
-@pytest.mark.parametrize("recipe", ["cognistream", "synergy", "legalfin", "leximind", "compliance"])
+@pytest.mark.parametrize("recipe", ["legalfin", "leximind", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cognistream", "synergy", "compliance"))])
 def test_a_tiny_run_of_the_recipe_learns(sample, tmp_path, recipe):
     files = [str(ROOT / "conf/recipe" / f"{recipe}.yaml"), str(ROOT / "conf/scale/tiny.yaml")]
     code, output = run_job("finetune", *files, f"data.path={sample}", f"run.path={tmp_path}", "tracking.mlflow=null", timeout=600)
