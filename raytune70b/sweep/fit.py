@@ -5,11 +5,12 @@ the lowest one, for far from the minimum the curve is no parabola: it climbs ste
 that learn nothing. Differences count only where they exceed what other seeds give (`threshold`).
 
 Two rules carry the optimum to the full run (`transfer`):
-- batch: eta ~ B ** 0.5 for Adam (Malladi, Lyu, Panigrahi, Arora 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
-  Algorithms", arXiv 2205.10287);
-- horizon: eta ~ D ** -0.32 with D the tokens of a run (Bjorck, Benhaim, Chaudhary, Wei, Song 2025, "Scaling Optimal LR Across
-  Token Horizons", arXiv 2409.19913). It was measured on runs of some 10^10 tokens; a share of it is a guess elsewhere, so that
-  the exponents are settings.
+- batch: eta ~ B ** 0.5 for Adam (Malladi, Lyu, Panigrahi, Arora, NeurIPS 2022, "On the SDEs and Scaling Rules for Adaptive
+  Gradient Algorithms", arXiv 2205.10287). Their square root rule also moves the betas and epsilon; here they stay, since
+  batches are tried within a factor of two;
+- horizon: eta ~ D ** -0.32 with D the tokens of a run (Bjorck, Benhaim, Chaudhary, Wei, Song, ICLR 2025, "Scaling Optimal LR
+  Across Token Horizons", arXiv 2409.19913). It was measured where models are pre-trained, on 25 billion tokens and more, and a
+  later study finds the law bent at larger scales (arXiv 2606.29158); a fine-tuning run is neither, so the exponents are settings.
 """
 
 from __future__ import annotations

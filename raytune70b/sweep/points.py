@@ -40,7 +40,8 @@ class Result:
 
     point: Point
     status: str
-    """finished, stopped (by the leader's curve), diverged (its loss is not finite, or not below where it started) or failed."""
+    """finished, stopped (by the leader's curve), diverged (its loss is not finite, not below where it started, or that of a model which
+    knows nothing) or failed; `running` for a leader that others are compared with meanwhile."""
     curve: tuple[tuple[float, float], ...]
     """(share of the schedule, validation loss), the start included; a loss that is not finite is left out."""
     loss: float | None
@@ -77,20 +78,34 @@ def _result(values: dict[str, Any]) -> Result:
 
 
 def hopeless(curve: Iterable[tuple[float, float]], leader: Result, patience: float) -> float | None:
-    """The share of the schedule from which on a trial cannot catch up with a finished leader; None if it may.
+    """The share of the schedule from which on a trial cannot catch up with its leader; None if it may.
 
     Both are compared at the same share of the same schedule, where the rate has fallen as far for one as for the other. A high
     rate looks worse in mid-schedule than it ends, because the fall of the rate is what it gains by: so the trial is granted
-    `patience` times what the leader still gained from that point on.
+    `patience` times what the leader still gained from that point on. Of a leader that runs beside it the end is not known: in
+    the second half it is granted `patience` times what the leader would still gain at its present pace, which is more,
+    since gains shrink. A finished leader is asked both ways, so that the verdict is the same whenever it is asked.
     """
-    if not leader.usable:
+    if not leader.usable and leader.status != "running":
         return None
-    assert leader.loss is not None
     for share, loss in curve:
-        ahead = [own for at, own in leader.curve if abs(at - share) < 1e-6]
-        if 0 < share < 1 and ahead and loss - leader.loss > patience * max(0.0, ahead[0] - leader.loss):
+        place = next((n for n, (at, _) in enumerate(leader.curve) if abs(at - share) < 1e-6), None)
+        if place is None or not 0 < share < 1:
+            continue
+        if leader.loss is not None and loss - leader.loss > patience * max(0.0, leader.curve[place][1] - leader.loss):
+            return share
+        gain = _gain_at_present_pace(leader.curve, place)
+        if share >= 0.5 and gain > 0 and loss - leader.curve[place][1] > patience * gain:
             return share
     return None
+
+
+def _gain_at_present_pace(curve: tuple[tuple[float, float], ...], place: int) -> float:
+    """What a trial would gain from a point of its curve to the end as fast as since the point before; 0 where nothing is known."""
+    if place == 0:
+        return 0.0
+    (before, higher), (share, loss) = curve[place - 1], curve[place]
+    return (higher - loss) / (share - before) * (1 - share)
 
 
 def elapsed(results: Iterable[Result]) -> float:

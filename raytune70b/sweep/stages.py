@@ -7,7 +7,8 @@ and the LoRA rank, one after the other, each kept only if it wins by more than n
 
 The leader whose curve may stop a trial is fixed: the first rate of the range for the others of it, the best of the range for
 further rates, the point before for a batch, warm-up or rank. The verdict asks the same leader again (`counts`), so that a trial
-which happened to run to its end, because its leader was not done, counts no more than one that was stopped.
+which happened to run to its end, because its leader was not done, counts no more than one that was stopped. Where a whole stage
+runs side by side no leader is done in time: then it stops others by how far it has come (`points.hopeless`).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class TrialRun(tune.Trainable):
 
     def _result(self, ending: Record) -> dict[str, Any]:
         records, total = read_journal(self._prepared.run), self._prepared.feed.total_steps
-        return {**outcome(records, total, ending), "begin": self._begin, "end": time.time()}
+        return {**outcome(records, total, self._prepared.manifest.vocab_size, ending), "begin": self._begin, "end": time.time()}
 
     def cleanup(self) -> None:
         """Tells the workers of a trial that still runs to stop, and waits until they have given their resources back."""
@@ -103,18 +103,21 @@ def _number(loss: float | None) -> float:
     return math.nan if loss is None else loss
 
 
-def outcome(records: list[Record], total_steps: int, ending: Record) -> dict[str, Any]:
+def outcome(records: list[Record], total_steps: int, vocab_size: int, ending: Record) -> dict[str, Any]:
     """What a trial's journal and end say: status, curve, loss, tokens, reason."""
     steps, validations = lineage(records, "step"), lineage(records, "validation")
     curve = [(v["step"] / total_steps, v["loss"]) for v in validations if v["loss"] is not None and math.isfinite(v["loss"])]
     loss = curve[-1][1] if curve and curve[-1][0] == 1.0 else None
     status, reason = ending["status"], ending["reason"]
+    nothing = (1 - 1e-4) * math.log(vocab_size)  # every token alike: what weights that have grown out of all bounds end at
     if status == "failed" and steps and steps[-1].get("skipped"):
         status, reason = "diverged", f"losses or gradients are not finite from step {steps[-1]['step']} on"
     elif status == "finished" and loss is None:
         status, reason = "diverged", "the validation loss is not finite"
     elif status == "finished" and loss is not None and curve[0][0] == 0.0 and loss >= curve[0][1]:
         status, reason = "diverged", f"the loss ended at {loss:.4g}, not below the {curve[0][1]:.4g} that it started from"
+    elif status == "finished" and loss is not None and loss >= nothing:
+        status, reason = "diverged", f"the loss ended at {loss:.4g}, that of a model which gives all {vocab_size:,} tokens the same chance"
     return {"status": status, "curve": curve, "loss": loss, "tokens": sum(s["tokens"] for s in steps), "reason": reason}
 
 
@@ -137,13 +140,20 @@ class Referee(FIFOScheduler):
             return TrialScheduler.CONTINUE  # its end: on_trial_complete comes next
         if math.isfinite(result["loss"]):
             curve.append((result["share"], result["loss"]))
-        leader = self._known.get(self._stage.leaders.get(point, point))
+        leader = self._leader(point)
         if leader is None or hopeless(curve, leader, self._patience) is None:
             return TrialScheduler.CONTINUE
         begin = time.time() - result["time_total_s"]
         reason = f"at {result['share']:.0%} of its schedule its loss {result['loss']:.4f} was too far above the leader's"
         self._done(controller, Result(point, "stopped", tuple(curve), None, result["tokens"], begin, time.time(), reason))
         return TrialScheduler.STOP
+
+    def _leader(self, point: Point) -> Result | None:
+        """Who judges a trial: its leader, finished or as far as it has come beside it."""
+        first = self._stage.leaders.get(point)
+        if first is None or first in self._known or first not in self._curves:
+            return None if first is None else self._known.get(first)
+        return Result(first, "running", tuple(self._curves[first]), None, 0, 0.0, 0.0)
 
     def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
         if "result" in result:

@@ -133,6 +133,31 @@ def test_a_high_rate_is_given_the_time_that_its_falling_rate_needs():
     assert hopeless([(0.5, 9.0)], replace(leader, status="diverged", loss=None), 2.0) is None
 
 
+def test_a_leader_that_runs_beside_a_trial_stops_it_as_well():
+    """From the middle on, for more than its pace would still bring it; before that, and within it, the trial goes on."""
+    running = Result(START, "running", ((0.0, 7.0), (0.25, 5.0), (0.5, 4.0)), None, 0, 0.0, 0.0)
+    assert hopeless([(0.0, 7.0), (0.25, 6.9), (0.5, 6.3)], running, 1.0) == 0.5  # its pace would still bring it 2.0
+    assert hopeless([(0.0, 7.0), (0.25, 6.9), (0.5, 5.9)], running, 1.0) is None
+    assert hopeless([(0.0, 7.0), (0.25, 6.9)], running, 1.0) is None
+    assert hopeless([(0.0, 7.0), (0.5, 6.9)], replace(running, curve=running.curve[:2]), 1.0) is None  # the leader has not come so far
+
+
+@settings(max_examples=30)
+@given(st.floats(-4, 4), st.floats(0, 0.02))
+def test_side_by_side_trials_lead_to_the_answer_of_one_after_the_other(shift, noise):
+    """With room for all trials of a stage no leader is finished when they are judged, only as far as they are."""
+    space, world = make_space(), World(1e-3 * math.exp(shift), noise=noise)
+    one_by_one, beside = sweep(space, world)[0], sweep(space, world, beside=True)[0]
+    assert replace(answer(space, beside), notes=()) == replace(answer(space, one_by_one), notes=())
+
+
+def test_side_by_side_a_trial_far_behind_is_stopped():
+    space, world = make_space(start=replace(START, learning_rate=1e-3)), World(noise=0.0, steep=60.0)
+    results, _ = sweep(space, world, beside=True)
+    stopped = [r for r in results.values() if r.status == "stopped" and r.point.learning_rate in space.rates]
+    assert stopped and all(0.5 <= r.curve[-1][0] < 1 for r in stopped)
+
+
 def test_results_are_files(tmp_path):
     folder, world = Folder(tmp_path), World(cliff=5e-3)
     results, _ = sweep(make_space(), world)

@@ -18,12 +18,12 @@ def make_space(low=1e-4, high=1e-2, points=5, batches=(8, 32), warmups=(0.05, 0.
 class World:
     """Loss over the logarithm of the rate: slow towards low rates, steep towards high ones, divergence above `cliff`."""
 
-    def __init__(self, best=1e-3, floor=3.0, noise=0.003, cliff=None, batch_gain=0.0):
-        self.best, self.floor, self.noise, self.cliff, self.batch_gain = best, floor, noise, cliff or 100 * best, batch_gain
+    def __init__(self, best=1e-3, floor=3.0, noise=0.003, cliff=None, batch_gain=0.0, steep=1.0):
+        self.best, self.floor, self.noise, self.cliff, self.batch_gain, self.steep = best, floor, noise, cliff or 100 * best, batch_gain, steep
 
     def loss(self, point: Point, noise=True) -> float:
         x = math.log(point.learning_rate / self.best)
-        height = 0.05 * (math.exp(0.9 * x) + 1.5 * math.exp(-0.6 * x) - 2.5)
+        height = 0.05 * self.steep * (math.exp(0.9 * x) + 1.5 * math.exp(-0.6 * x) - 2.5)
         luck = random.Random(repr(point)).gauss(0, self.noise) if noise else 0.0
         return self.floor + height + luck - self.batch_gain * math.log2(16 / point.global_batch_size)
 
@@ -42,27 +42,33 @@ class World:
             return Result(point, "stopped", kept, None, int(400 * stop), 0.0, stop, "behind")
         return Result(point, "finished", tuple(curve), curve[-1][1], 400, 0.0, 1.0)
 
+    def run_beside(self, point: Point, first: Point | None, patience=2.0) -> Result:
+        """The result of a trial whose leader runs at the same pace: at each validation the leader has come as far as the trial."""
+        if point.learning_rate > self.cliff or first is None or first.learning_rate > self.cliff:
+            return self.run(point)
+        curve, ahead = self.curve(point), self.curve(first)
+        for n in range(1, len(curve) + 1):
+            stop = hopeless(curve[:n], Result(first, "running", tuple(ahead[:n]), None, 0, 0.0, 0.0), patience)
+            if stop is not None:
+                return Result(point, "stopped", tuple(curve[:n]), None, int(400 * stop), 0.0, stop, "behind")
+        return self.run(point)
 
-def sweep(space: Space, world: World, results=None, lucky=lambda point: True, kill_after=None):
+
+def sweep(space: Space, world: World, results=None, lucky=lambda point: True, kill_after=None, beside=False):
     """Runs stages until nothing is missing; returns the results and the points in the order they ran.
 
     lucky(point): whether the leader's result is there in time to stop this trial. kill_after: ends after so many trials.
+    beside: all trials of a stage run at once; a leader of an earlier stage is finished, one of this stage is as far as they are.
     """
     results, ran = dict(results or {}), []
     while (stage := next_stage(space, results)) is not None:
         for point in stage.points:
             if kill_after is not None and len(ran) == kill_after:
                 return results, ran
-            leader = results.get(stage.leaders[point]) if point in stage.leaders and lucky(point) else None
-            results[point] = world.run(point, leader, space.patience)
+            first = stage.leaders.get(point)
+            if beside and first in stage.points:
+                results[point] = world.run_beside(point, first, space.patience)
+            else:
+                results[point] = world.run(point, results.get(first) if first is not None and lucky(point) else None, space.patience)
             ran.append(point)
     return results, ran
-
-
-def quiet(world: World) -> World:
-    changed = World(world.best, world.floor, 0.0, world.cliff, world.batch_gain)
-    return changed
-
-
-def at(point: Point, **changes) -> Point:
-    return replace(point, **changes)
