@@ -2,7 +2,6 @@
 
 import math
 import random
-from dataclasses import replace
 
 from raytune70b.sweep.points import Point, Result, hopeless
 from raytune70b.sweep.stages import Space, next_stage
