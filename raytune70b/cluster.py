@@ -39,6 +39,7 @@ def start(config: Config) -> None:
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     address = config.cluster.address
     if address == "local" or (address == "auto" and "RAY_ADDRESS" not in os.environ):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what a team trains is nobody else's business unless it says so
         cpus = config.cluster.workers[1] * config.cluster.cpus_per_worker + 1
         ray.init(address="local", num_cpus=max(os.cpu_count() or 1, round(cpus)), include_dashboard=config.cluster.dashboard, **QUIET)
         return

@@ -12,6 +12,7 @@ from tests.faults.conftest import check_undisturbed
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_a_run_goes_on_after_its_driver_was_killed_and_stopped(fleet, start, data, reference):
     fleet.size(1)
     fleet.misbehave(pace=0.05)

@@ -32,6 +32,7 @@ def test_a_stopped_worker_is_named_and_a_worker_that_raises_once_is_forgiven(fle
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_a_worker_that_always_raises_ends_the_run_with_its_traceback(fleet, start):
     fleet.size(1)
     fleet.misbehave(**{"raise": {"rank": 1, "step": 3, "times": 1000, "text": "a fault of the program"}})
