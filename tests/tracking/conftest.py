@@ -1,5 +1,6 @@
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,19 +23,31 @@ def can_connect(port):
     return False
 
 
+class MlflowServer:
+    """An MLflow server of these tests' own, which can be killed and started again at the same address."""
+
+    def __init__(self, folder: Path):
+        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+            self.port = taken.getsockname()[1]
+        self.folder = folder
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "mlflow", "server", "--port", str(self.port), "--workers", "1", "--backend-store-uri", f"sqlite:///{self.folder}/s.db"]
+        command += ["--artifacts-destination", str(self.folder / "artifacts")]
+        with open(self.folder / "log", "a") as log:
+            environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        wait_for(lambda: can_connect(self.port), 180)
+
+    def stop(self, signal_number: int = signal.SIGTERM) -> None:
+        os.killpg(self.process.pid, signal_number)
+        self.process.wait(20)
+
+
 @pytest.fixture(scope="session")
 def mlflow_server(tmp_path_factory):
-    """The port of an MLflow server of these tests' own."""
-    folder: Path = tmp_path_factory.mktemp("mlflow-server")
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/s.db"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}, start_new_session=True)
-    try:
-        wait_for(lambda: can_connect(port), 180)
-        yield port
-    finally:
-        os.killpg(process.pid, 15)
-        process.wait(20)
+    """The port of an MLflow server that stays up."""
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow-server"))
+    yield server.port
+    server.stop()

@@ -51,7 +51,7 @@ def test_the_report_opens_in_a_browser_without_an_error(tmp_path):
 
 
 @needs_chromium
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_mlflow_compares_two_runs(tmp_path, mlflow_server):
     uri = f"http://127.0.0.1:{mlflow_server}"
@@ -69,8 +69,12 @@ def test_mlflow_compares_two_runs(tmp_path, mlflow_server):
         "compare": f"{uri}/#/compare-runs?runs=[%22{ids[0]}%22,%22{ids[1]}%22]&experiments=[%22{experiment}%22]",
         "metrics": f"{uri}/#/experiments/{experiment}/runs/{ids[0]}/model-metrics",
     }
+    wanted = {"compare": ("first", "second", "train.learning_rate", "0.003", "0.001", "validation/loss"), "metrics": ("first", "stall_s", "projected_usd")}
     for page, address in pages.items():
-        dom, _ = visit(address, tmp_path / f"{page}.png", "1600,1300", patience_ms=15_000)
-        assert colours(tmp_path / f"{page}.png") > 20, page
-        wanted = {"compare": ("first", "second", "train.learning_rate", "0.003", "0.001", "validation/loss"), "metrics": ("first", "stall_s", "projected_usd")}
-        assert all(text in dom for text in wanted[page]), page
+        missing = set(wanted[page])
+        for patience_s in (15, 30, 60, 120):  # the page asks its server many things, and a busy machine answers slowly
+            dom, _ = visit(address, tmp_path / f"{page}.png", "1600,1300", patience_ms=1000 * patience_s)
+            missing = {text for text in wanted[page] if text not in dom}
+            if not missing and colours(tmp_path / f"{page}.png") > 20:
+                break
+        assert not missing and colours(tmp_path / f"{page}.png") > 20, (page, missing)
