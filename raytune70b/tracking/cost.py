@@ -45,6 +45,11 @@ class Meter:
         self._world_size = 0
         self._running = False
 
+    @property
+    def running(self) -> bool:
+        """Whether a launch goes on."""
+        return self._running
+
     def take(self, record: Record) -> None:
         kind, time = record["kind"], record["time"]
         if kind == "run_start":

@@ -7,6 +7,8 @@ limit is passed by no more than a step and a save, when they take longer than th
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,6 +19,8 @@ from raytune70b.tracking.journal import Record
 
 LOOKAHEAD_STEPS = 3
 """Steps between the decision in the driver and the step at whose top the workers obey."""
+LOOK_EVERY_S = 5.0
+"""Between looks at the clock while no step ends: a run that waits for machines, or loads, spends its hours too."""
 
 
 def check_left(budget: Budget, records: list[Record]) -> None:
@@ -28,23 +32,37 @@ def check_left(budget: Budget, records: list[Record]) -> None:
 
 
 class Stopper:
-    """A sink of the watch that asks for the end of the run, once, when the budget wants it."""
+    """A sink of the watch that asks for the end of the run, once, when the budget wants it: at a step's end, or while none comes."""
 
     def __init__(self, budget: Budget, history: list[Record], request_stop: Callable[[str], None]):
-        self._request_stop, self._asked = request_stop, False
+        self._request_stop, self._asked, self._lock = request_stop, False, threading.Lock()
         self._meter = Meter()
         self._clock = Clock(budget, self._meter.spent(), 1)
         for record in history:
             self._take(record)
+        if budget.hours is not None or budget.usd is not None:
+            threading.Thread(target=self._look, name="budget", daemon=True).start()
 
     def put(self, record: Record) -> None:
-        self._take(record)
-        if record["kind"] == "step" and not self._asked:
-            self._clock.spent = self._meter.spent()
-            reason = self._clock.stop(record["time"], LOOKAHEAD_STEPS * record["seconds"])
-            if reason is not None:
-                self._asked = True
-                self._request_stop(reason)
+        with self._lock:
+            self._take(record)
+            if record["kind"] == "step":
+                self._decide(self._meter.spent(), record["time"], LOOKAHEAD_STEPS * record["seconds"])
+
+    def _look(self) -> None:
+        while not self._asked:
+            time.sleep(LOOK_EVERY_S)
+            with self._lock:
+                now = time.time()
+                if self._meter.running:
+                    self._decide(self._meter.spent(now), now, 0.0)
+
+    def _decide(self, so_far: Spent, now: float, step_seconds: float) -> None:
+        self._clock.spent = so_far
+        reason = None if self._asked else self._clock.stop(now, step_seconds)
+        if reason is not None:
+            self._asked = True
+            self._request_stop(reason)
 
     def _take(self, record: Record) -> None:
         self._meter.take(record)

@@ -1,5 +1,7 @@
 """The decision to stop, on runs played through second by second."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from raytune70b.config import ConfigError, compose
 from raytune70b.schema import Budget
 from raytune70b.tracking.cost import Spent, outlook, spent
-from raytune70b.training.budget import Clock, affordable_steps, seconds_allowed
+from raytune70b.training.budget import Clock, Stopper, affordable_steps, seconds_allowed
 from tests.tracking.run_of_records import T0, Story
 
 
@@ -46,6 +48,18 @@ def test_no_limit_is_passed_by_more_than_a_step_and_a_save(world_size, step_s, s
         assert end - T0 + 60 * reserve >= allowed - step_s - (save_s + validation_s if known else 0) - 1e-3  # nor does it stop too early
     else:
         assert begin + step_s + 60 * reserve + validation_s + (save_s if measured else 0) >= allowed - 1e-3
+
+
+def test_a_run_that_waits_without_a_step_is_stopped_too(monkeypatch):
+    monkeypatch.setattr("raytune70b.training.budget.LOOK_EVERY_S", 0.02)
+    asked, now = [], time.time()
+    history = [{"kind": "run_start", "time": now - 4000, "launch": 1}, {"kind": "wait", "time": now, "launch": 1, "reason": "2 workers wanted"}]
+    Stopper(Budget(hours=4001 / 3600), history, asked.append)
+    idle = Stopper(Budget(hours=4001 / 3600), [*history, {"kind": "run_end", "time": now, "launch": 1}], asked.append)
+    time.sleep(0.3)
+    assert asked == []
+    time.sleep(2)
+    assert [reason.partition(":")[0] for reason in asked] == ["budget.hours"] and not idle._asked
 
 
 def test_without_limits_a_run_never_stops():
