@@ -118,11 +118,14 @@ class _Tally:
 
     def add(self, split: str, pieces: list[Piece], tokens: int, reason: str) -> None:
         inside = sum(len(p.ids) for p in pieces)
-        self.counts.update({"tokens": tokens, "tokens_out": inside, "trained_tokens": sum(p.trained_tokens for p in pieces)})
+        self.counts["tokens"] += tokens
+        self.counts["tokens_out"] += inside
+        self.counts["trained_tokens"] += sum(p.trained_tokens for p in pieces)
         if tokens > inside:
             self.dropped_tokens[reason] += tokens - inside
         if pieces:
-            self.counts.update({"documents": 1, f"documents_{split}": 1})
+            self.counts["documents"] += 1
+            self.counts[f"documents_{split}"] += 1
             self.lengths[str(tokens.bit_length())] += 1
         else:
             self.dropped[reason] += 1

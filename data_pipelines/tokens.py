@@ -128,6 +128,7 @@ class Encoder:
         self.special[list(special)] = True
         self.special_texts = tuple(sorted(special.values()))
         self.breaks = self._breaks()
+        self.line_end = self.backend.encode("\n", add_special_tokens=False).ids
 
     def _breaks(self) -> np.ndarray:
         """For each id 2 where the token ends with a blank line, 1 where it ends a line, else 0."""
@@ -139,13 +140,19 @@ class Encoder:
         """The pieces of each document."""
         self.backend.encode_special_tokens = True
         parts = [_parts(text) for text in texts]
-        encoded = iter(self.backend.encode_batch_fast([p for ps in parts for p in ps], add_special_tokens=False))
+        encoded = iter(self.backend.encode_batch_fast([p if n == 0 else "\n" + p for ps in parts for n, p in enumerate(ps)], add_special_tokens=False))
         head = np.array([] if self.bos is None else [self.bos], np.int32)
         found = []
         for ps in parts:
-            ids = np.concatenate([head, *(np.array(next(encoded).ids, np.int32) for _ in ps), np.array([self.eos], np.int32)])
+            own = [next(encoded).ids if n == 0 else self._continued(next(encoded).ids, p) for n, p in enumerate(ps)]
+            ids = np.concatenate([head, *(np.array(i, np.int32) for i in own), np.array([self.eos], np.int32)])
             found.append(document_pieces(ids, self.seq_len, self._breaks_of(ids)))
         return found
+
+    def _continued(self, ids: list[int], part: str) -> list[int]:
+        """The tokens of a part that follows another, from those behind a line end: at a text's begin, SentencePiece would put a space before it."""
+        end = self.line_end
+        return ids[len(end) :] if ids[: len(end)] == end else self.backend.encode(part, add_special_tokens=False).ids
 
     def _breaks_of(self, ids: np.ndarray) -> np.ndarray:
         breaks = self.breaks[ids]

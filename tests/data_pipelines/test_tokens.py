@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests_tokenizers import KINDS, NO_END, SHOUTING, TEXTS, byte_level, chatml, llama2, llama3, with_template
 
+from data_pipelines import tokens
 from data_pipelines.prompts import DEFAULT_TEMPLATE, PromptError, Prompts, prompt_ids
 from data_pipelines.tokens import Encoder, TokenizerError, load_tokenizer, save_tokenizer, train_tokenizer
 from raytune70b.storage import Folder
@@ -112,6 +113,16 @@ def test_a_text_of_millions_of_characters():
     (pieces,) = encoder.documents([text])
     ids = np.concatenate([p.ids for p in pieces])[1:-1]
     assert encoder.backend.decode(ids.tolist()) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_encoded_in_parts_has_the_tokens_of_the_whole(kind: str, monkeypatch):
+    tokenizer, text = KINDS[kind](), "\n\n".join(f"Article {n}\nLe locataire doit payer. As an AI\n" for n in range(40))
+    whole, parts = Encoder(tokenizer, 4096), []
+    for characters in (10**6, 200):
+        monkeypatch.setattr(tokens, "LONG_TEXT", characters)
+        parts.append(np.concatenate([p.ids for p in whole.documents([text])[0]]).tolist())
+    assert parts[0] == parts[1]
 
 
 def test_conversations_longer_than_a_block():
