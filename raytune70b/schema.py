@@ -114,6 +114,8 @@ class Model:
     lora: Lora = field(default_factory=Lora)
     precision: str = limited("bf16_mixed", choices=("fp32", "bf16_mixed", "bf16"))
     """bf16_mixed computes in bf16 on fp32 master weights; bf16 also keeps the weights in bf16; fp32 is exact and slow."""
+    gradients: str = limited("fp32", choices=("fp32", "bf16"))
+    """Where micro-batches add up for bf16 weights: bf16 takes half the memory of fp32, but loses small gradients, and the result then varies with the number of workers."""
     attention: str = limited("auto", choices=("auto", "flash_attention_2", "sdpa", "eager"))
     """auto takes FlashAttention-2 where it is installed and there is a GPU, else sdpa."""
     activation_checkpointing: str = limited("none", choices=("none", "full", "selective"))

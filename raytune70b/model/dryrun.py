@@ -80,6 +80,7 @@ def advice(config: Config, seq_len: int, micro_batch_size: int, failure: str, pl
         (f"train.micro_batch_size={max(1, micro_batch_size // 2)}", micro_batch_size > 1),
         ("train.optimizer=adamw_8bit", train.optimizer != "adamw_8bit" and model.method == "full" and model.precision != "fp32"),
         ("model.precision=bf16", model.precision != "bf16" and model.method == "full"),
+        ("model.gradients=bf16", model.precision == "bf16" and model.gradients != "bf16"),
         ("model.offload=optimizer", model.offload == "none" and model.method == "full"),
         ("model.offload=params", model.offload != "params"),
         ("model.method=lora", model.method == "full"),

@@ -6,6 +6,7 @@ holds more than its shard plus one module: 70 billion parameters take the same p
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from raytune70b.config import UserError
 from raytune70b.model.adapters import add_adapters
 from raytune70b.model.attention import FLASH, choose_attention, supports_flash
 from raytune70b.model.loss import attach_loss, register_loss
-from raytune70b.model.shard import decoder_layers, shard
+from raytune70b.model.shard import decoder_layers, shard, sum_in_fp32
 from raytune70b.model.weights import initialise, load_weights, restore_buffers
 
 
@@ -69,12 +70,21 @@ def check_model(hf: PretrainedConfig, seq_len: int, vocab_size: int, special_tok
             raise UserError(f"data.tokenizer: {name} is {ours}, the model's config says {theirs}; use the model's own tokenizer")
 
 
+def check_libraries(config: schema.Config) -> None:
+    """Raises UserError where the run needs bitsandbytes, whose numbers of 4 and 8 bits it uses, and there is none."""
+    users = [("model.method", config.model.method, "qlora", "lora"), ("train.optimizer", config.train.optimizer, "adamw_8bit", "adamw_bf16")]
+    for key, value, needs, instead in users:
+        if value == needs and importlib.util.find_spec("bitsandbytes") is None:
+            raise UserError(f"{key}: {value} needs bitsandbytes, which is not installed; pip install 'raytune70b[qlora]', or use {key}={instead}")
+
+
 def build_model(config: schema.Config, vocab_size: int, mesh: DeviceMesh, device: torch.device) -> nn.Module:
     """The sharded model with its weights, in training mode.
 
     Weights come from `model.path`, or are random, equal for every world_size. Gradients are sums over all workers.
     device: where it trains; with `model.offload: params` the parameters rest in host memory. Raises UserError.
     """
+    check_libraries(config)
     model = skeleton(config.model, vocab_size, device)
     if config.model.method != "full":
         add_adapters(model, config.model)
@@ -87,6 +97,8 @@ def build_model(config: schema.Config, vocab_size: int, mesh: DeviceMesh, device
     register_loss(model)
     model.to_empty(device="cpu" if config.model.offload == "params" else device)
     restore_buffers(model, device)
+    if config.model.gradients == "fp32":
+        sum_in_fp32(model)
     if config.model.path is None:
         initialise(model, config.run.seed)
     else:
@@ -122,9 +134,5 @@ def weight_dtype(model: schema.Model) -> torch.dtype:
 
 def checkpoint_activations(model: Any, mode: str) -> None:
     """Recomputes every decoder layer in the backward pass (`full`), every second (`selective`), or none."""
-    if mode == "none":
-        return
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    if mode == "selective":
-        for layer in decoder_layers(model)[1::2]:
-            layer.gradient_checkpointing = False  # type: ignore[assignment]
+    if mode != "none":
+        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=2 if mode == "selective" else 1)

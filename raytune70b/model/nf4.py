@@ -78,10 +78,6 @@ def dequantise(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 def quantise_linears(model: nn.Module, layers: list[nn.Module]) -> None:
     """Replaces every linear layer inside `layers` by an `Nf4Linear`, in place, on the meta device. Raises UserError."""
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
-        raise UserError("model.method: qlora needs bitsandbytes (pip install 'raytune70b[qlora]')") from None
     for layer in layers:
         stacked = [name for name, p in layer.named_parameters() if p.ndim > 2]
         if stacked:

@@ -32,7 +32,7 @@ def make_mesh(world_size: int, replicate: int, device_type: str) -> DeviceMesh:
 
 
 def mixed_precision(precision: str) -> MixedPrecisionPolicy:
-    """bf16 compute gathers in bf16 and sums gradients in fp32; fp32 does both in fp32."""
+    """bf16 compute gathers in bf16 and sums gradients over the workers in fp32; fp32 does both in fp32."""
     if precision == "fp32":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -70,6 +70,22 @@ def sum_gradients(model: nn.Module) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def sum_in_fp32(model: Any) -> None:
+    """Gradients of bf16 weights add up in fp32. Call it when the model has its memory.
+
+    FSDP2 sums over the workers in fp32, but then rounds to the weight's type, and adds the next micro-batch to that: with many
+    micro-batches small gradients are lost, and what is lost follows the number of workers. It has no setting for it.
+    """
+    model._get_fsdp_state()._lazy_init()  # it reads the weights' types once, here, or else at the first forward pass
+    for module in model.modules():
+        for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
+            if group._orig_dtype is not None:
+                group._orig_dtype = torch.float32
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad_dtype = torch.float32
 
 
 def require_sharded(model: nn.Module) -> None:

@@ -19,6 +19,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"train.micro_batch_size": "auto"},
     {"train.optimizer": "adamw_bf16"},
     {"train.optimizer": "adamw_8bit"},
+    {"model.gradients": "bf16"},
     {"model.precision": "bf16"},
     {"model.precision": "bf16", "train.optimizer": "adamw_bf16"},
     {"model.sharding": "fsdp"},

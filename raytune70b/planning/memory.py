@@ -89,7 +89,7 @@ def resting_bytes(workload: Workload, rank: int = 0) -> dict[str, float]:
         weights += held * workload.compute_bytes  # a 16-bit copy beside the fp32 master weights
     return {
         "parameters": float(weights + frozen_bytes(workload, rank)),
-        "gradients": float(held * workload.weight_bytes),
+        "gradients": float(held * workload.gradient_bytes),
         "optimizer states": float(sum(state_bytes(workload, t, rank) for t in workload.trained)),
     }
 

@@ -57,6 +57,7 @@ class Workload:
     lora_rank: int = 16
     lora_targets: tuple[str, ...] = ()
     lora_saved: tuple[str, ...] = ()
+    fp32_gradients: bool = False
 
     @property
     def tokens(self) -> int:
@@ -81,6 +82,11 @@ class Workload:
     def weight_bytes(self) -> int:
         """Bytes of an element of a trained weight as it rests: fp32 master weights unless `precision` is bf16."""
         return 2 if self.precision == "bf16" else 4
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of a gradient while micro-batches add up."""
+        return 4 if self.fp32_gradients else self.weight_bytes
 
     @property
     def compute_bytes(self) -> int:
@@ -158,6 +164,7 @@ def from_config(config: Config, world_size: int, shape: ModelShape | None = None
         lora_rank=model.lora.rank,
         lora_targets=tuple(model.lora.targets),
         lora_saved=tuple(model.lora.modules_to_save),
+        fp32_gradients=model.gradients == "fp32" and model.sharding == "fsdp",
     )
     micro = config.train.micro_batch_size
     return with_micro_batch(workload, micro if isinstance(micro, int) else 1, config.train.global_batch_size)

@@ -18,7 +18,7 @@ from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.training.checkpoint import Cursor, newest
 
-CONTINUITY = ("run.seed", "data.shuffle_window", "model.path", "model.config", "model.method", "model.lora", "model.precision",
+CONTINUITY = ("run.seed", "data.shuffle_window", "model.path", "model.config", "model.method", "model.lora", "model.precision", "model.gradients",
               "train.epochs", "train.steps", "train.global_batch_size", "train.learning_rate", "train.min_lr_ratio", "train.warmup_steps",
               "train.schedule", "train.optimizer", "train.weight_decay", "train.beta1", "train.beta2", "train.eps", "train.max_grad_norm")  # fmt: skip
 """Settings that a resumed run must share with its checkpoint: data order, batch, schedule, model. The data's digest is one more."""
@@ -35,6 +35,11 @@ class Prepared:
     fingerprint: dict[str, Any]
     resumed: Cursor | None
 
+    @property
+    def ended(self) -> bool:
+        """Whether the newest checkpoint is that of the last step, with its validation: there is nothing left to do."""
+        return self.resumed is not None and self.resumed.step >= self.feed.total_steps and self.resumed.validation_loss is not None
+
 
 def prepare_run(config: Config) -> Prepared:
     """Checks a run's inputs and says what it will do."""
@@ -44,8 +49,9 @@ def prepare_run(config: Config) -> Prepared:
     data, run = Folder(config.data.path), Folder(config.run.path) / config.run.name
     manifest = read_manifest(data)
     check_data(data, manifest)
-    from raytune70b.model.load import check_model, hf_config  # imports torch: what is wrong with the data is said before
+    from raytune70b.model.load import check_libraries, check_model, hf_config  # imports torch: what is wrong with the data is said before
 
+    check_libraries(config)
     special = special_tokens(data) if config.model.path else None  # a model made on the spot has no tokens of its own
     check_model(hf_config(config.model, manifest.vocab_size), manifest.seq_len, manifest.vocab_size, special)
     order = Order(row_groups(manifest, "train"), config.run.seed, config.data.shuffle_window, config.train.global_batch_size)

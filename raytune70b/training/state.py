@@ -62,7 +62,7 @@ def create_states(optimizer: torch.optim.Optimizer) -> None:
         raise RuntimeError("the optimizer has states for some of its parameters only")
     gradients, rates = [p.grad for p in parameters], [group["lr"] for group in optimizer.param_groups]
     for p in parameters:
-        p.grad = torch.zeros_like(p)
+        p.grad = torch.zeros_like(p, dtype=p.grad_dtype)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     optimizer.step()

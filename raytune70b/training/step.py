@@ -3,6 +3,9 @@
 The loss is summed over the trained tokens of this rank's micro-batches and divided once by the trained tokens of the
 global batch, so gradients (summed over ranks) are those of the mean over all trained tokens, whatever the number of
 workers, the micro-batch size or the packing (huggingface/transformers PR 34191 shows the mean of means going wrong).
+
+Where micro-batches compute in bf16, nothing at all depends on the number of workers: their gradients have eight bits, so
+fp32 adds them up all but exactly in any order, and the norm, which scales every gradient, is summed in fp64.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from torch.distributed.tensor import DTensor
 from raytune70b.blocks.batch import Arrays
 from raytune70b.model.loss import loss_sum
 from raytune70b.training.guards import Guard
+
+NORM_PIECE = 1 << 24
+"""Elements of a gradient that are squared at once: their fp64 copy is 134 MB."""
 
 
 @dataclass
@@ -49,7 +55,7 @@ def train_step(
     """Forward, backward and update on this rank's micro-batches. `trained_tokens` counts those of the global batch."""
     rank, world = dist.get_rank(), dist.get_world_size()
     begin = time.perf_counter()
-    total = torch.zeros((), dtype=torch.float32, device=device)
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for turn, arrays in enumerate(micro_batches):
         seed_micro_batch(seed, step, turn * world + rank)
         loss = loss_sum(model, to_device(arrays, device), loss_chunk_tokens) / max(1, trained_tokens)
@@ -78,11 +84,23 @@ def set_rate(group: dict[str, Any], learning_rate: float) -> None:
         group["lr"] = learning_rate
 
 
+@torch.no_grad()
 def grad_norm(model: nn.Module) -> torch.Tensor:
-    """The global 2-norm over all shards, a plain scalar tensor, the same on all ranks (pytorch/pytorch#170862)."""
+    """The global 2-norm over all shards, a plain fp32 scalar, the same on all ranks (pytorch/pytorch#170862).
+
+    Summed in fp64: how shards are cut and in which order they are added then vanishes in the rounding to fp32. Were the norm
+    another in its last bit, clipping would change every gradient, and 16-bit states and weights would round other ways.
+    """
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    mesh = next((g.device_mesh for g in grads if isinstance(g, DTensor)), None)
+    total = torch.zeros((), dtype=torch.float64, device=mesh.device_type if mesh else grads[0].device)
+    for grad in grads:
+        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        for piece in local.flatten().split(NORM_PIECE):
+            total += torch.linalg.vector_norm(piece, dtype=torch.float64).square().to(total.device, non_blocking=True)
+    if mesh is not None:
+        dist.all_reduce(total, group=mesh.get_group(mesh.ndim - 1))  # over the shards; copies of the model hold the same
+    return total.sqrt().float()
 
 
 def clip(model: nn.Module, norm: torch.Tensor, max_norm: float) -> None:

@@ -17,7 +17,8 @@ TINY = ("data.seq_len=16", "train.global_batch_size=8", "train.micro_batch_size=
 METHODS = {
     "full": ("model.method=full",),
     "full-untied": ("model.method=full", "model.config.tie_word_embeddings=false"),
-    "full-bf16": ("model.method=full", "model.precision=bf16"),
+    "full-bf16": ("model.method=full", "model.precision=bf16", "model.gradients=bf16"),
+    "full-bf16-fp32-gradients": ("model.method=full", "model.precision=bf16"),
     "full-bf16-states": ("model.method=full", "train.optimizer=adamw_bf16"),
     "full-8bit-states": ("model.method=full", "train.optimizer=adamw_8bit"),
     "lora": ("model.method=lora", "model.lora.rank=3"),
@@ -85,7 +86,7 @@ def gigabytes_at_rest(*overrides):
 def test_bytes_per_parameter_of_the_case_studies():
     assert gigabytes_at_rest() == pytest.approx(70.6, abs=0.05)  # 16 bytes: fp32 master weights, moments and gradients
     assert gigabytes_at_rest("train.optimizer=adamw_bf16") == pytest.approx(52.9, abs=0.05)  # 12: bf16 moments
-    assert gigabytes_at_rest("train.optimizer=adamw_bf16", "model.precision=bf16") == pytest.approx(35.3, abs=0.05)  # 8: all bf16
+    assert gigabytes_at_rest("train.optimizer=adamw_bf16", "model.precision=bf16", "model.gradients=bf16") == pytest.approx(35.3, abs=0.05)  # 8: all bf16
 
 
 GRID = [(method, checkpointing) for method in ("full", "lora", "qlora") for checkpointing in ("none", "selective", "full")]
