@@ -392,6 +392,16 @@ class Evaluation:
     """Share of the bootstrap samples inside an interval."""
     samples: int = limited(24, low=0)
     """Answers shown side by side on the page."""
+    every: int = limited(0, low=0)
+    """Steps between evaluations of answers while training goes on: of the first checkpoint at or after each, beside the workers; 0: none."""
+    every_conversations: int = limited(32, low=1)
+    """Held-out conversations whose answers such an evaluation generates."""
+    tasks: list[str] = several()
+    """Public tasks to score as well, by lm-eval: their data must be on disk. Needs the extra `lm-eval`."""
+    tasks_path: Optional[str] = None
+    """A folder with further task files of lm-eval."""
+    tasks_limit: Optional[int] = limited(None, low=1)
+    """Items of each task, from its start; empty: all."""
 
 
 @dataclass

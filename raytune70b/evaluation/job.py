@@ -14,8 +14,10 @@ from raytune70b.config import UserError
 from raytune70b.evaluation.models import Compared, compared
 from raytune70b.evaluation.page import page
 from raytune70b.evaluation.pipeline import run_units
+from raytune70b.evaluation.public import Score, public_measures, public_scores, public_table
 from raytune70b.evaluation.summary import EVERYTHING, Bootstrap, Results, Row, rows
-from raytune70b.evaluation.work import Settings, plan, read_results
+from raytune70b.evaluation.tokenizers import check_tokenizer
+from raytune70b.evaluation.work import plan, read_results, settings_of
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 
@@ -28,6 +30,8 @@ class HeldOut:
     pairs: list[Pair]
     too_long: int
     """Answers left out because their prompt and answer exceed the context."""
+    tokenizer: Any
+    """The data set's, which encoded them."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Evaluated:
     held_out: HeldOut
     results: Results
     rows: list[Row]
+    public: list[Score]
+    """Of `evaluation.tasks`."""
     seconds: float
 
 
@@ -50,9 +56,13 @@ def evaluate(config: Config, load: Load) -> Evaluated:
     held_out = load(Folder(config.data.path), config.evaluation.max_texts, config.evaluation.max_conversations, longest_prompt(config, models))
     if not held_out.texts:
         raise UserError(f"data.path: {config.data.path} holds no held-out documents; raise data.validation_fraction and prepare it again")
+    for name, key in (("tuned", "evaluation.model"), ("base", "evaluation.base" if config.evaluation.base else "model.path")):
+        if name in models.folders:
+            check_tokenizer(key, models.folders[name], config.data.path, held_out.tokenizer)
     results = {name: run_model(config, models, name, held_out) for name in models.folders}
     table = rows(results, held_out.texts, held_out.pairs, Bootstrap(config.evaluation.resamples, config.evaluation.confidence))
-    evaluated = Evaluated(models, held_out, results, table, time.monotonic() - begin)
+    public = public_scores(config, models) if config.evaluation.tasks else []
+    evaluated = Evaluated(models, held_out, results, table, public, time.monotonic() - begin)
     write(config, evaluated)
     return evaluated
 
@@ -61,7 +71,12 @@ def longest_prompt(config: Config, models: Compared) -> int:
     """Tokens of the longest prompt that leaves room for an answer in every model's context. Raises UserError where there is none."""
     from transformers import AutoConfig
 
-    contexts = [getattr(AutoConfig.from_pretrained(f, local_files_only=True).get_text_config(), "max_position_embeddings", None) for f in models.folders.values()]
+    return room_for_prompts(config, [AutoConfig.from_pretrained(f, local_files_only=True) for f in models.folders.values()])
+
+
+def room_for_prompts(config: Config, models: Sequence[Any]) -> int:
+    """The same for models by their Hugging Face configs."""
+    contexts = [getattr(m.get_text_config(), "max_position_embeddings", None) for m in models]
     room = min([c for c in contexts if c is not None], default=1 << 30) - config.evaluation.max_new_tokens
     if room < 1:
         raise UserError(f"evaluation.max_new_tokens: is {config.evaluation.max_new_tokens}, the model's context {room + config.evaluation.max_new_tokens}; make it smaller")
@@ -70,7 +85,7 @@ def longest_prompt(config: Config, models: Compared) -> int:
 
 def run_model(config: Config, models: Compared, name: str, held_out: HeldOut) -> dict[str, dict[int, Any]]:
     """One model's results; units that an earlier evaluation finished are read."""
-    settings = Settings(config.evaluation.batch_size, config.evaluation.batch_tokens, config.evaluation.max_new_tokens, config.evaluation.dtype)
+    settings = settings_of(config)
     units = plan(models.fingerprints()[name], held_out.texts, held_out.pairs, settings)
     out = models.home / "units"
     run_units(config, models.folders[name], models.folders["tuned"], units, out, settings)
@@ -81,7 +96,7 @@ def write(config: Config, evaluated: Evaluated) -> None:
     """The files of an evaluation."""
     home = evaluated.compared.home
     values = {"models": {k: str(v) for k, v in evaluated.compared.folders.items()}, "fingerprints": evaluated.compared.fingerprints(),
-              "settings": dataclasses.asdict(config.evaluation), "left_out_for_length": evaluated.held_out.too_long,
+              "settings": dataclasses.asdict(config.evaluation), "left_out_for_length": evaluated.held_out.too_long, "public": [dataclasses.asdict(s) for s in evaluated.public],
               "rows": [dataclasses.asdict(r) for r in evaluated.rows]}  # fmt: skip
     home.write("results.json", (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode())
     home.write("answers.jsonl", "".join(json.dumps(a, ensure_ascii=False) + "\n" for a in answers(evaluated)).encode())
@@ -107,6 +122,7 @@ def summary(evaluated: Evaluated) -> str:
     total = len(evaluated.held_out.pairs)
     lines.append(f"{len(evaluated.held_out.texts):,} texts, {total:,} answers ({evaluated.held_out.too_long} left out for length); ended by themselves: "
                  + ", ".join(f"{name} {n}" for name, n in ended.items()) + f"; {evaluated.seconds:.1f} s")  # fmt: skip
+    lines += [public_table(evaluated.public)] if evaluated.public else []
     return "\n".join([*lines, f"{evaluated.compared.home.uri}/page.html"])
 
 
@@ -114,9 +130,9 @@ def _mark(row: Row) -> str:
     return {True: "  better", False: "  worse", None: ""}[row.better]
 
 
-def measures(table: Sequence[Row]) -> dict[str, float]:
+def measures(table: Sequence[Row], public: Sequence[Score] = ()) -> dict[str, float]:
     """Metric name -> value of everything, for MLflow: tuned and base values, changes with bounds."""
-    found: dict[str, float] = {}
+    found: dict[str, float] = public_measures(public)
     for row in table:
         stem = f"evaluation/{row.group}/{row.measure}".replace(",", "").replace(" ", "_")
         found |= {f"{stem}/{name}": e.value for name, e in row.values.items()}

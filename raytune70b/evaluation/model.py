@@ -18,7 +18,7 @@ CHUNK_TOKENS = 1024
 
 
 class Model:
-    """A Hugging Face model folder, loaded once; `devices` is the number of GPUs that it is spread over."""
+    """A Hugging Face model folder, loaded once, with a tokenizer's folder; `devices` is the number of GPUs that it is spread over."""
 
     def __init__(self, folder: Path, tokenizer: Path, settings: Settings, devices: int):
         from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -35,7 +35,7 @@ def _log(config: Config, evaluated: Evaluated, uri: str) -> None:
     client, origin = MlflowClient(tracking_uri=uri), _origin(evaluated)
     run_id = origin.get("mlflow", {}).get(uri) or _new_run(client, config, evaluated)
     now, step = int(time.time() * 1000), int(origin.get("step", 0))
-    metrics = [Metric(_allowed(name), value, now, step) for name, value in measures(evaluated.rows).items()]
+    metrics = [Metric(_allowed(name), value, now, step) for name, value in measures(evaluated.rows, evaluated.public).items()]
     for start in range(0, len(metrics), METRICS_PER_REQUEST):
         client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
     for name in FILES:

@@ -15,6 +15,7 @@ from typing import Any
 import xxhash
 
 from raytune70b.blocks.held_out import Pair, Text
+from raytune70b.schema import Config
 from raytune70b.storage import Folder
 
 TEXTS_PER_UNIT = 512
@@ -28,6 +29,11 @@ class Settings:
     batch_tokens: int
     max_new_tokens: int
     dtype: str
+
+
+def settings_of(config: Config) -> Settings:
+    values = config.evaluation
+    return Settings(values.batch_size, values.batch_tokens, values.max_new_tokens, values.dtype)
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,9 @@ def lines_for(record: Record, progress: Progress) -> list[str]:
         return [f"waiting for machines: {record.get('reason', '')}".rstrip(": ")]
     if kind == "validation":
         return [f"validation at step {record['step']}: loss {loss_text(record['loss'])} ({record['seconds']:.1f} s)"]
+    if kind == "evaluation":
+        named = (f"{name.replace('_', ' ')} {record[name]:.3g}" for name in ("exact_match", "token_f1", "rougeL", "bleu", "chrf"))
+        return [f"answers of step {record['step']}: {', '.join(named)} ({record['answers']} answers in {record['seconds']:.1f} s)"]
     if kind == "checkpoint":
         return [f"checkpoint of step {record['step']}: {number(record['bytes'])}B in {record['seconds']:.1f} s, training stood still for {record['stall_s']:.2f} s"]
     if kind == "checkpoint_failed":

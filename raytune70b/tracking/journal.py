@@ -3,7 +3,7 @@
 It is the only source of what the run's sinks show (MLflow, metrics, report, goodput), so each of them can be made again from
 it. A record has `kind`, `time` (unix seconds), `launch` (start of the driver, 1, 2, ...) and, from the workers, `attempt`
 (start of a worker group within the launch). Kinds: run_start, run_end, group_start, group_ready (with the step at which the
-group goes on), group_end, failure, wait, step, validation, checkpoint, checkpoint_failed, worker, cost, warning.
+group goes on), group_end, failure, wait, step, validation, evaluation, checkpoint, checkpoint_failed, worker, cost, warning.
 
 On a local or shared folder a record is one appended line, a few microseconds; an object store cannot append, so a thread
 uploads the whole file when it has changed, at most every `UPLOAD_EVERY_S` and at the end. A full disk or a refusing store
@@ -79,7 +79,7 @@ def lineage(records: Iterable[Record], kind: str) -> list[Record]:
     """The records of one kind that count, in step order, one a step: the run's history as if nothing had failed.
 
     A worker group that resumes at step r takes back whatever was recorded after r; of several records of a step the last counts.
-    Kinds: step, validation, checkpoint.
+    Kinds: step, validation, evaluation, checkpoint.
     """
     kept: dict[int, Record] = {}
     for record in in_order(records):

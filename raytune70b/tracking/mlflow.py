@@ -41,7 +41,7 @@ CADENCE_S = 3.0
 LONGEST_WAIT_S = 30.0
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 PLAN_KEYS = ("plan", "total_steps", "steps_per_epoch", "tokens_per_step", "parameters", "trainable")
-TRACKED_KINDS = ("step", "validation", "checkpoint", "worker", "cost")
+TRACKED_KINDS = ("step", "validation", "evaluation", "checkpoint", "worker", "cost")
 
 
 def tracking_uri(config: Config) -> str | None:

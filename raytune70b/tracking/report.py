@@ -39,7 +39,7 @@ def report(records: list[Record], name: str, config_yaml: str = "") -> str:
     sections = [_headline(records, name, steps, validations, intervals)]
     if steps:
         sections += [
-            _section("Loss", charts.loss(steps, validations), validation_table(validations)),
+            _section("Loss", charts.loss(steps, validations), validation_table(validations) + answers_table(lineage(records, "evaluation"))),
             '<div class="grid">' + _section("Learning rate and gradient norm", charts.rates(steps)) + _section("Tokens per second", charts.speed(steps)) + "</div>",
         ]
     if intervals:
@@ -100,6 +100,15 @@ def time_table(intervals: list[goodput.Interval]) -> str:
     return table(("label", "#seconds", "#share"), ((label, f"{s:,.1f}", f"{s / whole:.1%}") for label, s in sums.items() if s))
 
 
+def answers_table(evaluations: list[Record]) -> str:
+    """What answers scored while training went on; nothing where none were asked for."""
+    if not evaluations:
+        return ""
+    names = [n for n in evaluations[0] if n not in ("kind", "time", "launch", "step", "answers", "seconds")]
+    rows = ((e["step"], *(f"{e[n]:.3g}" for n in names), e["answers"], f"{e['seconds']:.1f}") for e in evaluations)
+    return table(("#step", *(f"#{n.replace('_', ' ')}" for n in names), "#answers", "#seconds"), rows)
+
+
 def validation_table(validations: list[Record]) -> str:
     shown = validations if len(validations) <= 12 else [*validations[:3], *validations[-9:]]
     return table(("#step", "#validation loss", "#trained tokens", "#seconds"), ((v["step"], loss_text(v["loss"]), f"{v['trained_tokens']:,}", f"{v['seconds']:.1f}") for v in shown))
@@ -140,7 +149,7 @@ def events_table(records: list[Record], most: int = 200) -> str:
     """Starts, faults, resizes, warnings and ends, in the words of the console."""
     progress, rows, begin = Progress(0), [], records[0]["time"] if records else 0.0
     for record in records:
-        lines = [] if record["kind"] in ("validation", "checkpoint", "group_ready") else lines_for(record, progress)
+        lines = [] if record["kind"] in ("validation", "evaluation", "checkpoint", "group_ready") else lines_for(record, progress)
         if record["kind"] == "run_start":
             lines = [f"launch {record['launch']}"]
         elif record["kind"] == "run_end":

@@ -5,6 +5,7 @@
 | train        | train/loss (nats a token), train/grad_norm, train/learning_rate, train/trained_tokens, train/skipped (0 or 1),   |
 |              | train/tokens_per_s, train/mfu (share of peak), train/world_size, time/step_s, time/PART_s for each part of a step |
 | validation   | validation/loss, validation/trained_tokens, validation/seconds                                                  |
+| evaluation   | evaluation/METRIC of answers while training goes on, evaluation/answers, evaluation/seconds                      |
 | checkpoint   | checkpoint/stall_s, checkpoint/seconds, checkpoint/bytes                                                        |
 | cost         | cost/hours, cost/usd, cost/projected_hours, cost/projected_usd, goodput/share                                   |
 | worker RANK  | system/worker_RANK/NAME: memory_allocated and memory_reserved (bytes), gpu_use (0 to 1), power_w, temperature_c,  |
@@ -37,7 +38,7 @@ def point(record: Record) -> Point | None:
     kind = record["kind"]
     if kind == "step":
         return _point("train", record, _step_values(record))
-    if kind in ("validation", "checkpoint"):
+    if kind in ("validation", "checkpoint", "evaluation"):
         values = {**_plain(record), "seconds": record.get("seconds")}
         return _point(kind, record, {f"{kind}/{name}": value for name, value in values.items()})
     if kind == "cost":
@@ -58,7 +59,8 @@ def series_of(metric: str) -> str:
 
 def anchor(series: str) -> str:
     """A metric that every point of a series has."""
-    known = {"train": "train/tokens_per_s", "validation": "validation/seconds", "checkpoint": "checkpoint/seconds", "cost": "cost/hours"}
+    known = {"train": "train/tokens_per_s", "validation": "validation/seconds", "checkpoint": "checkpoint/seconds", "cost": "cost/hours",
+             "evaluation": "evaluation/seconds"}  # fmt: skip
     return known.get(series, f"{series}/memory_allocated")
 
 

@@ -1,7 +1,7 @@
 """What belongs together when a run commits its progress: when a save is due, the ledger's entries it makes final, who is told.
 
 A save's outcome is settled by all ranks together, at an agreed step: the ledger's segment becomes the new head, the driver gets
-a record, and Ray Train a report of the published checkpoint.
+a record, and Ray Train a report of the published checkpoint, which has it evaluated where that is due.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from raytune70b.blocks.ledger import Entry
 from raytune70b.storage import Folder
 from raytune70b.training.checkpoint import Cursor
 from raytune70b.training.mailbox import Link
-from raytune70b.training.pace import Pace
+from raytune70b.training.pace import Pace, passes
 from raytune70b.training.saver import Outcome, Saver
 
 
 class Commits:
     """One rank's side. `state` gives the live tensors; `control` is a gloo group that the saver does not use."""
 
-    def __init__(self, saver: Saver, pace: Pace, link: Link, control: dist.ProcessGroup, state: Callable[[], Any], ledger_head: str | None):
+    def __init__(self, saver: Saver, pace: Pace, link: Link, control: dist.ProcessGroup, state: Callable[[], Any], ledger_head: str | None,
+                 evaluate_every: int = 0):  # fmt: skip
         self._saver, self._link, self._control, self._state = saver, link, control, state
         self.pace = pace
         self._head = ledger_head
         self._entries: list[Entry] = []
+        self._evaluate_every, self._reported_step = evaluate_every, pace.saved_step or 0
         self.longest_s = 0.0
         """The longest save so far."""
 
@@ -70,7 +72,9 @@ class Commits:
             self._link.send("checkpoint", step=outcome.step, stall_s=outcome.stall_s, seconds=outcome.seconds, bytes=outcome.bytes, path=outcome.path)
         folder = Folder(outcome.path)
         checkpoint = ray.train.Checkpoint(folder.path(), filesystem=folder.filesystem)
-        ray.train.report({"step": outcome.step}, checkpoint=checkpoint, checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD)
+        due = passes(self._evaluate_every, self._reported_step, outcome.step)
+        self._reported_step = outcome.step
+        ray.train.report({"step": outcome.step}, checkpoint=checkpoint, checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD, validation=due)
         return outcome
 
     def flush(self, cursor: Cursor) -> None:

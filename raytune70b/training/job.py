@@ -27,6 +27,8 @@ class Job:
     launch: int
     mlflow_run_id: str | None
     mailbox: Any
+    evaluate_every: int = 0
+    """Steps between checkpoints that are evaluated beside the workers; 0: none."""
 
 
 class ExactSplit(DataConfig):

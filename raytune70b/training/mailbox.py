@@ -58,6 +58,10 @@ class Mailbox:
             self._command = command
             self._handed_over = False
 
+    def command(self) -> str:
+        """The command in force."""
+        return self._command
+
     def begin(self) -> int:
         """A worker group is up: its number in this launch, from 1. A hand-over is over with that."""
         self._attempt += 1

@@ -6,6 +6,11 @@ FIRST_AUTO = 10
 """Steps before the first save of `checkpoint.every: auto`: enough to know the pace, little to lose."""
 
 
+def passes(every: int, before: int, after: int) -> bool:
+    """Whether a multiple of `every` lies in (before, after]; never for 0."""
+    return every > 0 and after // every > before // every
+
+
 class Pace:
     """Kept by rank 0, whose word the others follow. `step` counts completed optimizer steps."""
 

@@ -140,7 +140,8 @@ class Worker:
             dry_run(self.model, self.config, manifest.vocab_size, manifest.seq_len, self.job.feed.micro_batch_size, self.device, self.memory_plan())
         self.guard = Guard(self.config.train.spike_sigma, self.config.train.max_bad_steps, list(self.cursor.recent_losses), self.cursor.bad_in_a_row)
         pace = Pace(self.config.checkpoint.every, self.config.cluster.mtbf_hours / machines, self.cursor.step)
-        self.commits = Commits(saver, pace, self.link, self.control, lambda: state_dict(self.model, self.optimizer), self.cursor.ledger)
+        self.commits = Commits(saver, pace, self.link, self.control, lambda: state_dict(self.model, self.optimizer), self.cursor.ledger,
+                               self.job.evaluate_every)  # fmt: skip
         if self.rank == 0:
             seconds = {"choose": chosen - begin, "build": built - chosen, "load": time.monotonic() - built}
             self.link.send("group_ready", world_size=self.world, resumed_step=self.cursor.step, seconds=seconds)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from raytune70b.training.pace import FIRST_AUTO, Pace
+from raytune70b.training.pace import FIRST_AUTO, Pace, passes
 
 
 def saves(pace, steps, start=0, fails=(), step_s=1.0, stall_s=0.5):
@@ -33,3 +33,11 @@ def test_auto_follows_young_and_daly(stall_s, mtbf_hours, step_s):
     young = math.sqrt(2 * stall_s * mtbf_hours * 3600)  # Young 1974; Daly 2006 adds terms that are small here
     assert done[0] == FIRST_AUTO
     assert (done[2] - done[1]) * step_s == pytest.approx(young, rel=0.1)
+
+
+def test_passes_marks_the_first_step_at_or_after_each_multiple():
+    for every in (1, 3, 10):
+        reached = [5, 10, 12, 19, 20, 31]
+        due = [after for before, after in zip([0, *reached], reached, strict=False) if passes(every, before, after)]
+        assert due == [s for n, s in enumerate(reached) if any(m % every == 0 for m in range((reached[n - 1] if n else 0) + 1, s + 1))]
+    assert not passes(0, 0, 99)
