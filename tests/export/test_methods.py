@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from raytune70b.export.job import export_run
+from raytune70b.export.job import export_run, summary
+from raytune70b.export.tensors import Checkpoint
+from raytune70b.storage import Folder
 from tests import distributed
 from tests.export.run_folders import VOCAB, blocks, run_config, write_data, write_runs
 from tests.reference import SIZES, write_model
@@ -94,3 +97,58 @@ def test_experts_have_the_layout_of_the_base(results):
 
     base = keys(results["mixtral-full"][0].folder.local.parent.parent / "bases" / "mixtral")
     assert keys(results["mixtral-full"][0].folder.local) == keys(results["mixtral-lora"][0].folder.local) == base
+
+
+def changes(root: Path, name: str) -> dict[str, torch.Tensor]:
+    """Weight name -> alpha / rank * B A, in double precision, from the tensors of a run's checkpoint."""
+    checkpoint = Checkpoint(Folder(root / "runs" / name / "checkpoints/step-00000007"))
+    found = {}
+    for key in checkpoint.names():
+        if key.endswith("lora_A.default.weight"):
+            a, b = (checkpoint.source(key.replace("lora_A", part)).whole().double() for part in ("lora_A", "lora_B"))
+            found[key.removeprefix("base_model.model.").replace(".lora_A.default", "")] = 32.0 / 4 * b @ a
+    return found
+
+
+def export_again(results, method: str, out: Path, *overrides: str):
+    """(root, facts, weights) of another export of a run with adapters."""
+    root = results[f"llama_tied-{method}"][0].folder.local.parent.parent
+    base = [f"model.path={root / 'bases' / 'llama_tied'}", f"model.method={method}", "model.precision=fp32", "model.lora.rank=4"]
+    done = export_run(run_config(root, f"llama_tied-{method}", *base, f"export.path={out}", *overrides))
+    return root, done, load_file(out / "model.safetensors")
+
+
+def test_rounding_of_a_bf16_export_is_reported(results, tmp_path):
+    root, done, weights = export_again(results, "lora", tmp_path / "out", "export.dtype=bf16")
+    base, lost, changed, error, size = load_file(root / "bases/llama_tied/model.safetensors"), 0, 0, 0.0, 0.0
+    for name, change in changes(root, "llama_tied-lora").items():
+        assert weights[name].dtype == torch.bfloat16
+        lost += int(((change != 0) & (weights[name] == base[name].bfloat16())).sum())
+        changed += int((change != 0).sum())
+        error += float((weights[name].double() - (base[name].double() + change)).square().sum())
+        size += float(change.square().sum())
+    form = done.facts["export"]
+    assert form["rounding_error_of_change"] == pytest.approx((error / size) ** 0.5, rel=1e-4) and form["rounding_error_of_change"] > 1e-4
+    assert form["lost_entries_share"] == pytest.approx(lost / changed, rel=0.01) and lost > 0
+    assert f"rounding takes {form['rounding_error_of_change']:.2%} of the change" in summary(done)
+    assert f"| lost_entries_share | {form['lost_entries_share']:.6g} |" in (tmp_path / "out/README.md").read_text()
+    assert done.facts["checks"]["logit_error"] <= 1e-5 < done.facts["checks"]["rounding_error"]
+    assert results["llama_tied-lora"][0].facts["export"]["rounding_error_of_change"] < 1e-5  # in fp32
+
+
+@pytest.mark.parametrize("onto", ["original", "trained"])
+def test_qlora_merges_onto_the_base_that_is_asked_for(results, tmp_path, onto):
+    """The original base under the change, or the one that training saw: bitsandbytes' four bits, whose scales are rounded too."""
+    import bitsandbytes.functional as bnb
+
+    root, done, weights = export_again(results, "qlora", tmp_path / "out", "export.dtype=fp32", f"export.merge_onto={onto}")
+    base = load_file(root / "bases/llama_tied/model.safetensors")
+    assert done.facts["export"]["merged_onto"] == {"original": "the base's own weights", "trained": "the dequantised base (NF4)"}[onto]
+    moved = changes(root, "llama_tied-qlora")
+    for name, change in moved.items():
+        four_bits = bnb.dequantize_4bit(*bnb.quantize_4bit(base[name], blocksize=64, quant_type="nf4"))
+        under, other, allowed = (base[name], four_bits, 2e-6) if onto == "original" else (four_bits, base[name], base[name].abs().max() / 256)
+        assert (weights[name].double() - (under.double() + change)).abs().max() < allowed, name
+        assert (weights[name].double() - (other.double() + change)).abs().max() > 4 * allowed, name
+    assert all(torch.equal(weights[name], base[name]) for name in base.keys() - moved.keys())
+    assert done.facts["checks"]["logit_error"] <= 1e-5
