@@ -2,8 +2,8 @@
 
 Promises: the same seed gives the same bytes; contracts, statutes, instruction triples and conversations in both
 languages; personal data that a redaction must find, near copies that a deduplication must find, and rows that no
-reader can read. A model of two layers learns it in one epoch, since its sentences come from a grammar.
-Costs about one second for the 2 MB of the embedded default.
+reader can read. A model of two layers learns the language in one epoch, since its sentences come from a grammar, and the form
+of the answers; some it answers right. Costs about one second for the 2 MB of the embedded default.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def write_sample(folder: Path, scale: float = 1.0, seed: int = SEED) -> list[Pat
     broken = {3: b'{"id": 3, "text": "cut off in the mid', 9: b"not JSON at all", 11: b'{"id": 11, "text": null}', 12: b'{"id": 12, "text": "\xff\xfe"}'}
     files = {
         "contracts.jsonl": _lines(rows, broken),
-        "instructions.jsonl.gz": gzip.compress(_lines(many(_triple, 1500), {5: b'{"instruction": "What?", "output": 7}'}), mtime=0),
-        "conversations.jsonl": _lines(many(_chat, 500), {7: b'{"messages": []}'}),
+        "instructions.jsonl.gz": gzip.compress(_lines(many(_triple, 7000), {5: b'{"instruction": "What?", "output": 7}'}), mtime=0),
+        "conversations.jsonl": _lines(many(_chat, 1500), {7: b'{"messages": []}'}),
         "notice.txt": "\n\n".join(_statute(draw, n % 2 == 1) for n in range(4)).encode(),
     }
     for name, content in files.items():

@@ -106,7 +106,7 @@ def answers_table(evaluations: list[Record]) -> str:
         return ""
     names = [n for n in evaluations[0] if n not in ("kind", "time", "launch", "step", "answers", "seconds")]
     rows = ((e["step"], *(f"{e[n]:.3g}" for n in names), e["answers"], f"{e['seconds']:.1f}") for e in evaluations)
-    return table(("#step", *(f"#{n.replace('_', ' ')}" for n in names), "#answers", "#seconds"), rows)
+    return "<h3>Answers while training went on</h3>" + table(("#step", *(f"#{n.replace('_', ' ')}" for n in names), "#answers", "#seconds"), rows)
 
 
 def validation_table(validations: list[Record]) -> str:

@@ -99,7 +99,7 @@ def test_every_row_and_token_is_accounted_for(made, corpus):
     assert sum(documents["quarantined"].values()) == len(bad) == 6
     assert {(b["source"], b["line"]) for b in bad if "contracts" in b["source"]} == {("corpus/contracts.jsonl", n) for n in (4, 11, 14, 16)}
     ends = sum(sum(documents[k].values()) for k in ("quarantined", "dropped", "duplicates", "kept"))
-    assert ends == documents["read"] == 6 + 50 + 2 + 2 + 180 + 60 + 1 + 50
+    assert ends == documents["read"] == 6 + 50 + 2 + 2 + 840 + 180 + 1 + 50
     packed = sum(r["document_ends"][-1] for s in SPLITS for r in rows(target, s))
     assert tokens["in"] == tokens["out"] + sum(tokens["dropped"].values()) and tokens["out"] == packed
     assert tokens["padding"] + tokens["out"] == 64 * sum(manifest.lineage["blocks"].values())
