@@ -69,3 +69,16 @@ def test_evaluate(root):
     client = mlflow.MlflowClient(f"sqlite:///{root}/runs/mlflow.db")
     run = client.search_runs([e.experiment_id for e in client.search_experiments()])[0]
     assert run.data.metrics["evaluation/all/loss/tuned"] == pytest.approx(both["all", "loss"]["values"]["tuned"]["value"])
+
+
+@pytest.mark.slow
+def test_the_default_beats_its_base_on_every_metric(tmp_path):
+    """The embedded run as `make finetune` starts it, its export, and a fresh process' view of both."""
+    settings = [f"run.path={tmp_path / 'runs'}", "cluster.address=local", "cluster.dashboard=false"]
+    job("finetune", f"data.path={tmp_path / 'data'}", *settings)
+    job("evaluate", str(tmp_path / "runs/default"), *settings[1:])
+    values = json.loads((tmp_path / "runs/default/evaluation/results.json").read_text())["rows"]
+    overall = {r["measure"]: r["change"] for r in values if r["group"] == "all"}
+    assert set(overall) == {"loss", "perplexity", "exact_match", "token_f1", "rouge1", "rouge2", "rougeL", "bleu", "chrf"}
+    for measure, change in overall.items():
+        assert change["high"] < 0 if measure in ("loss", "perplexity") else change["low"] > 0, (measure, change)
