@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 from raytune70b.blocks.order import Order, subset
 from raytune70b.blocks.stream import row_groups
-from raytune70b.config import get, known_keys
+from raytune70b.config import UserError, get, known_keys
 from raytune70b.schema import Budget, Config
 from raytune70b.storage import Folder
 from raytune70b.sweep.fit import spaced
@@ -32,6 +32,22 @@ TOUCHED = ("data.shuffle_window", "model.", "train.", "validation.max_blocks")
 
 def sweep_folder(config: Config) -> Folder:
     return Folder(config.run.path) / config.sweep.name
+
+
+def check_workers(prepared: Prepared) -> None:
+    """Raises UserError where the memory plan says that `sweep.workers` are too few for the GPUs that `hardware` names."""
+    config = prepared.config
+    if config.sweep.workers is None or config.hardware.gpu == "cpu":
+        return
+    from raytune70b.planning.advice import minimum_workers
+    from raytune70b.planning.hardware import machine
+
+    enough = minimum_workers(config, machine(config.hardware).gpu.memory, prepared.manifest.vocab_size)
+    if enough is None or enough > config.sweep.workers:
+        raise UserError(
+            f"sweep.workers: is {config.sweep.workers}, but by the memory plan {'no number of workers is enough' if enough is None else f'a trial takes {enough}'} "
+            f"on {config.hardware.gpu}; leave it empty for the least of cluster.workers ({config.cluster.workers[0]})"
+        )
 
 
 def full_blocks(prepared: Prepared) -> int:

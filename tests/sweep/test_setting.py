@@ -129,6 +129,16 @@ def test_wrong_settings_are_named(override, text):
         compose(override.split())
 
 
+def test_too_few_workers_for_a_trial_are_told(tmp_path):
+    """A model that two GPUs hold and one does not: the embedded sweep's one worker a trial would end in a lack of memory."""
+    write_blocks(Folder(tmp_path / "data"), {"train": [64], "validation": [7]}, group=8)
+    shape = "{model_type: llama, hidden_size: 4096, intermediate_size: 11008, num_hidden_layers: 30, num_attention_heads: 32, max_position_embeddings: 4096}"
+    config = compose([*ARGUMENTS, f"data.path={tmp_path / 'data'}", f"run.path={tmp_path / 'runs'}", f"model.config={shape}", "hardware.gpu=H100-SXM-80GB", "cluster.workers=[2,2]"])
+    prepare_sweep(config)
+    with pytest.raises(UserError, match=r"sweep\.workers: is 1, but by the memory plan a trial takes 2 on H100-SXM-80GB; .*cluster\.workers \(2\)"):
+        prepare_sweep(replace(config, sweep=replace(config.sweep, workers=1)))
+
+
 def test_names_tell_points_apart():
     base = Point(1e-3, 16, 0.1, 16, 17)
     others = [replace(base, learning_rate=1.01e-3), replace(base, global_batch_size=8), replace(base, warmup_share=0.2), replace(base, lora_rank=8), replace(base, seed=18)]
