@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -22,20 +20,32 @@ Arrays = dict[str, NDArray[np.int32]]
 
 
 def decode(table: pa.Table, seq_len: int) -> Arrays:
-    """The arrays of rows in the layout of blocks/manifest.py."""
-    rows = table.num_rows
-    input_ids = _flat(table, "input_ids").reshape(rows, seq_len).astype(np.int32)
-    labels = np.full((rows, seq_len), IGNORED, dtype=np.int32)
-    position_ids = np.empty((rows, seq_len), dtype=np.int32)
-    ends, spans = _lists(table, "document_ends"), _lists(table, "trained_spans")
-    steps = np.arange(seq_len, dtype=np.int32)
-    for row in range(rows):
-        starts = np.concatenate(([0], ends[row])).astype(np.int32)
-        starts = starts[starts < seq_len]
-        position_ids[row] = steps - np.repeat(starts, np.diff(np.append(starts, seq_len)))
-        for start, end in spans[row].reshape(-1, 2):
-            labels[row, start - 1 : end - 1] = input_ids[row, start:end]
-    return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+    """The arrays of rows in the layout of blocks/manifest.py, read-only where no copy was needed."""
+    shape = (table.num_rows, seq_len)
+    flat = table.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+    ends, end_rows = _values(table, "document_ends")
+    spans, span_rows = _values(table, "trained_spans")
+    return {
+        "input_ids": flat.reshape(shape),
+        "labels": _labels(flat, spans + span_rows * seq_len).reshape(shape),
+        "position_ids": _positions(flat.size, seq_len, (ends + end_rows * seq_len)[ends < seq_len]).reshape(shape),
+    }
+
+
+def _labels(flat: NDArray, spans: NDArray) -> NDArray[np.int32]:
+    """Each place's next token where that is trained. `spans`: start, end, ... in the rows laid end to end, none touching a row's first token."""
+    turns = np.zeros(flat.size + 1, np.int8)
+    turns[spans[::2] - 1] += 1
+    turns[spans[1::2] - 1] -= 1
+    labels = np.full(flat.size, IGNORED, np.int32)
+    np.copyto(labels[:-1], flat[1:], where=np.cumsum(turns[: flat.size - 1], dtype=np.int8).view(bool))
+    return labels
+
+
+def _positions(size: int, seq_len: int, ends: NDArray) -> NDArray[np.int32]:
+    """Places since the last document's start; `ends` as places in the rows laid end to end."""
+    starts = np.sort(np.concatenate((np.arange(0, size, seq_len), ends)))
+    return np.arange(size, dtype=np.int32) - np.repeat(starts.astype(np.int32), np.diff(np.append(starts, size)))
 
 
 def fillers(rows: int, seq_len: int) -> Arrays:
@@ -47,12 +57,8 @@ def fillers(rows: int, seq_len: int) -> Arrays:
     }
 
 
-def _flat(table: pa.Table, name: str) -> NDArray:
+def _values(table: pa.Table, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The values of a list column, all rows' together, and the row of each."""
     column = table.column(name).combine_chunks()
-    return column.flatten().to_numpy(zero_copy_only=False)
-
-
-def _lists(table: pa.Table, name: str) -> list[NDArray]:
-    column = table.column(name).combine_chunks()
-    values, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
-    return [values[a:b] for a, b in pairwise(offsets)]
+    values = column.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    return values, np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))

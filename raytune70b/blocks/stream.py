@@ -1,11 +1,13 @@
-"""Ray Data carries the blocks: a Datasource whose read tasks yield, step by step, one equal Arrow block for each worker.
+"""Ray Data carries the blocks: a Datasource whose read tasks yield, turn by turn, one equal Arrow block for each worker.
 
 With `preserve_order`, `streaming_split(W, equal=False)` and a target block size just under the real one, Ray deals these
-blocks strictly round robin, so worker k receives exactly `share(step's ids, k)`. That is how Ray 2.60 behaves and no
-documented promise: the worker compares the ids of every step with the order (`BlockStream`), and Ray is pinned.
+blocks strictly round robin, so worker k receives exactly `share(step's ids, k)` of each step. That is how Ray 2.60 behaves
+and no documented promise: the worker compares the ids of every step with the order (`BlockStream`), and Ray is pinned.
 
-A read task covers the steps that begin in a few windows, and reads each row group of those windows once; a step that
-straddles two tasks' windows costs a second read of the later window.
+A block holds a worker's rows of some steps, about `BLOCK_BYTES`, because Ray spends milliseconds on a block whatever its
+size. A read task goes along its steps about a window of blocks at a time, and reads each row group concerned once; a window
+that two such stretches touch is read twice. Ray makes all read tasks before the first step, so there are no more than
+`READ_TASKS` of them, however long the run; with half a million steps in a task for every two, it took minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +28,15 @@ from raytune70b.blocks.manifest import DataError, Manifest
 from raytune70b.blocks.order import Ids, Order, rounds, share
 from raytune70b.storage import Folder, retried
 
+T = TypeVar("T")
 ARRAYS = ("input_ids", "labels", "position_ids")
+BLOCK_BYTES = 4 << 20
+TASK_BYTES = 64 << 20
+READ_TASKS = 1000
+READERS = 4
+"""Read tasks at a time: the first in order feeds the workers, by some 40 M tokens/s, and the others fill their buffers meanwhile."""
+NO_STEP = -1
+"""The step of rows that fill a run's last blocks, to make all blocks equal."""
 
 
 class OrderError(RuntimeError):
@@ -87,46 +97,79 @@ class Feed:
     micro_batch_size: int
     total_steps: int
 
-    def block(self, step: int, ids: Ids, rank: int, world_size: int, rows: Arrays) -> pa.Table:
-        """A worker's rows of one step; columns step, block_id and the arrays, fillers where ids run out."""
-        turns = rounds(self.order.global_batch_size, self.micro_batch_size, world_size)
-        own = share(ids, rank, world_size, self.micro_batch_size, turns)
-        arrays = fillers(len(own), self.reader.manifest.seq_len)
-        real = own >= 0
-        where = {int(block): n for n, block in enumerate(ids)}
-        picked = [where[int(block)] for block in own[real]]
-        columns: dict[str, Any] = {"step": pa.array(np.full(len(own), step)), "block_id": pa.array(own)}
-        for name in ARRAYS:
-            arrays[name][real] = rows[name][picked]
-            columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(arrays[name].reshape(-1)), self.reader.manifest.seq_len)
-        return pa.table(columns)
+    def share_rows(self, world_size: int) -> int:
+        """Rows of one worker in a step."""
+        return rounds(self.order.global_batch_size, self.micro_batch_size, world_size) * self.micro_batch_size
+
+    def row_bytes(self) -> int:
+        return len(ARRAYS) * 4 * self.reader.manifest.seq_len + 16
+
+    def steps_per_block(self, world_size: int) -> int:
+        """Steps whose rows one worker receives at once: about BLOCK_BYTES, and no more than a window's."""
+        fitting = BLOCK_BYTES // (self.share_rows(world_size) * self.row_bytes())
+        return max(1, min(fitting, self._window_steps()))
 
     def block_bytes(self, world_size: int) -> int:
-        """Bytes of one worker's block of a step."""
-        rows = rounds(self.order.global_batch_size, self.micro_batch_size, world_size) * self.micro_batch_size
-        return rows * (len(ARRAYS) * 4 * self.reader.manifest.seq_len + 16)
+        """Bytes of every block."""
+        return self.steps_per_block(world_size) * self.share_rows(world_size) * self.row_bytes()
+
+    def _window_steps(self) -> int:
+        return max(1, self.order.window * max(self.order.row_groups, default=1) // self.order.global_batch_size)
+
+    def block(self, steps: list[tuple[int, Ids]], first: int, rank: int, world_size: int, rows: Arrays) -> pa.Table:
+        """A worker's rows of some steps, whose global batches lie in `rows` from `first` on; columns step, block_id and the arrays."""
+        count, turns = self.share_rows(world_size), rounds(self.order.global_batch_size, self.micro_batch_size, world_size)
+        length = self.steps_per_block(world_size) * count
+        step_of, ids, places = np.full(length, NO_STEP), np.full(length, -1), np.full(length, -1)
+        for start, (step, batch) in zip(range(0, length, count), steps, strict=False):
+            own = share(np.arange(len(batch)), rank, world_size, self.micro_batch_size, turns)
+            here = slice(start, start + count)
+            step_of[here], ids[here], places[here] = step, np.where(own < 0, -1, batch[own]), np.where(own < 0, -1, own + first)
+            first += len(batch)
+        columns: dict[str, Any] = {"step": pa.array(step_of), "block_id": pa.array(ids)}
+        for name, values in self._picked(rows, places).items():
+            columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), self.reader.manifest.seq_len)
+        return pa.table(columns)
+
+    def _picked(self, rows: Arrays, places: Ids) -> Arrays:
+        """The rows at these places; fillers at places below 0."""
+        real = places >= 0
+        if real.all():
+            return {name: rows[name][places] for name in ARRAYS}
+        arrays = fillers(len(places), self.reader.manifest.seq_len)
+        for name in ARRAYS:
+            arrays[name][real] = rows[name][places[real]]
+        return arrays
 
     def read(self, first: int, stop: int, world_size: int) -> Iterator[pa.Table]:
-        """The blocks of the steps [first, stop), rank 0 to W - 1 within each step."""
-        steps = list(self.order.step_ids(first, stop))
-        rows = self.reader.rows(np.concatenate([ids for _, ids in steps]))
-        offset = 0
-        for step, ids in steps:
-            part = {name: values[offset : offset + len(ids)] for name, values in rows.items()}
-            offset += len(ids)
-            for rank in range(world_size):
-                yield self.block(step, ids, rank, world_size, part)
+        """The blocks of the steps [first, stop), rank 0 to W - 1 for each turn of `steps_per_block` steps. Holds about a window of rows."""
+        of_block, at_once = self.steps_per_block(world_size), self._steps_at_once(world_size)
+        for begin in range(first, stop, at_once):
+            steps = list(self.order.step_ids(begin, min(begin + at_once, stop)))
+            rows, offset = self.reader.rows(np.concatenate([ids for _, ids in steps])), 0
+            for turn in batched(steps, of_block):
+                for rank in range(world_size):
+                    yield self.block(turn, offset, rank, world_size, rows)
+                offset += sum(len(ids) for _, ids in turn)
 
-    def tasks(self, first_step: int) -> list[tuple[int, int]]:
-        """Ranges of steps, one a read task: about a window of blocks each, never across an epoch's end."""
-        a_window = self.order.window * max(self.order.row_groups, default=1)
-        length = max(1, a_window // self.order.global_batch_size)
-        per_epoch = self.order.steps_per_epoch
-        cuts = {first_step, self.total_steps}
-        cuts.update(range(first_step, self.total_steps, length))
-        cuts.update(range(-(-first_step // per_epoch) * per_epoch, self.total_steps, per_epoch))
-        edges = sorted(c for c in cuts if first_step <= c <= self.total_steps)
-        return list(pairwise(edges))
+    def _steps_at_once(self, world_size: int) -> int:
+        """Steps whose rows are read together: about a window, in whole blocks."""
+        of_block = self.steps_per_block(world_size)
+        return self._window_steps() // of_block * of_block
+
+    def tasks(self, first_step: int, world_size: int) -> list[tuple[int, int]]:
+        """Ranges of steps, one a read task; whole blocks, but for the last one's end."""
+        at_once = self._steps_at_once(world_size)
+        stretches = -(-(self.total_steps - first_step) // at_once)
+        worth = TASK_BYTES // (at_once * self.share_rows(world_size) * world_size * self.row_bytes())
+        edges = range(first_step, self.total_steps, at_once * max(1, worth, -(-stretches // READ_TASKS)))
+        return list(pairwise([*edges, self.total_steps]))
+
+
+def batched(items: list[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of `size`, the last one shorter."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def dataset(feed: Feed, first_step: int, world_size: int) -> Any:
@@ -137,24 +180,22 @@ def dataset(feed: Feed, first_step: int, world_size: int) -> Any:
 
     class TokenBlocks(Datasource):
         def get_read_tasks(self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None) -> list[ReadTask]:
-            rows = rounds(feed.order.global_batch_size, feed.micro_batch_size, world_size) * feed.micro_batch_size * world_size
-            return [
-                ReadTask(
-                    partial(feed.read, start, stop, world_size),
-                    BlockMetadata(num_rows=rows * (stop - start), size_bytes=feed.block_bytes(world_size) * world_size * (stop - start),
-                                  input_files=None, exec_stats=None),
-                )
-                for start, stop in feed.tasks(first_step)
-            ]  # fmt: skip
+            return [ReadTask(partial(feed.read, start, stop, world_size), of(stop - start)) for start, stop in tasks]
 
         def estimate_inmemory_data_size(self) -> int:
-            return feed.block_bytes(world_size) * world_size * (feed.total_steps - first_step)
+            return rows_of_step * feed.row_bytes() * (feed.total_steps - first_step)
+
+    tasks, rows_of_step = feed.tasks(first_step, world_size), feed.share_rows(world_size) * world_size
+
+    def of(steps: int) -> BlockMetadata:
+        rows = -(-steps // feed.steps_per_block(world_size)) * feed.steps_per_block(world_size) * rows_of_step
+        return BlockMetadata(num_rows=rows, size_bytes=rows * feed.row_bytes(), input_files=None, exec_stats=None)
 
     context = ray.data.DataContext.get_current()
     context.target_max_block_size = max(1, int(0.9 * feed.block_bytes(world_size)))
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
-    found = ray.data.read_datasource(TokenBlocks(), override_num_blocks=len(feed.tasks(first_step)))
+    found = ray.data.read_datasource(TokenBlocks(), override_num_blocks=len(tasks), concurrency=READERS)
     found.set_name("train")
     return found
 
@@ -164,23 +205,31 @@ class BlockStream:
 
     def __init__(self, shard: Any, feed: Feed, first_step: int, rank: int, world_size: int):
         self._shard, self._feed, self._first, self._rank, self._world = shard, feed, first_step, rank, world_size
-        self._rounds = rounds(feed.order.global_batch_size, feed.micro_batch_size, world_size)
+        self._rows = feed.share_rows(world_size)
 
     def __iter__(self) -> Iterator[tuple[int, Ids, list[Arrays]]]:
         """(step counted from 0, the ids of the whole global batch, this worker's micro-batches). Raises OrderError."""
-        micro = self._feed.micro_batch_size
-        tables = iter(self._shard.iter_batches(batch_size=self._rounds * micro, batch_format="pyarrow", prefetch_batches=2))
-        for step, ids in self._feed.order.step_ids(self._first, self._feed.total_steps):
-            table = next(tables, None)
-            if table is None:
-                raise OrderError(f"the data ended before step {step + 1} of {self._feed.total_steps}")
-            self._check(table, step, ids)
-            arrays = {name: _matrix(table, name) for name in ARRAYS}
-            yield step, ids, [{k: v[n : n + micro] for k, v in arrays.items()} for n in range(0, len(table), micro)]
+        micro, feed = self._feed.micro_batch_size, self._feed
+        parts = self._parts()
+        for step, ids in feed.order.step_ids(self._first, feed.total_steps):
+            part = next(parts, None)
+            if part is None:
+                raise OrderError(f"the data ended before step {step + 1} of {feed.total_steps}")
+            self._check(part, step, ids)
+            yield step, ids, [{k: part[k][n : n + micro] for k in ARRAYS} for n in range(0, self._rows, micro)]
 
-    def _check(self, table: pa.Table, step: int, ids: Ids) -> None:
-        expected = share(ids, self._rank, self._world, self._feed.micro_batch_size, self._rounds)
-        got, steps = table.column("block_id").to_numpy(), table.column("step").to_numpy()
+    def _parts(self) -> Iterator[Arrays]:
+        """The columns of each step's rows, as they were received."""
+        for table in self._shard.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=2):
+            columns = {name: _matrix(table, name) for name in ARRAYS}
+            columns |= {name: table.column(name).to_numpy() for name in ("step", "block_id")}
+            for start in range(0, len(table), self._rows):
+                if columns["step"][start] != NO_STEP:
+                    yield {name: values[start : start + self._rows] for name, values in columns.items()}
+
+    def _check(self, part: Arrays, step: int, ids: Ids) -> None:
+        expected = share(ids, self._rank, self._world, self._feed.micro_batch_size, self._rows // self._feed.micro_batch_size)
+        got, steps = part["block_id"], part["step"]
         if not np.array_equal(got, expected) or (steps != step).any():
             raise OrderError(f"step {step + 1}, rank {self._rank} of {self._world}: received blocks {got[:8]} of step {steps[:1] + 1}, the order says {expected[:8]}")
 
