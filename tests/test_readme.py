@@ -52,15 +52,24 @@ def the_users_own(folder: Path) -> None:
     from data_pipelines.tokens import train_tokenizer
 
     write_sample(folder / "corpus", seed=3)
-    rows = [json.loads(line) for path in sorted((folder / "corpus").rglob("*.jsonl")) for line in path.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
+    rows = [row for path in sorted((folder / "corpus").rglob("*.jsonl")) for line in path.read_bytes().split(b"\n") if (row := whole_row(line))]
     (folder / "statutes").mkdir()
     (folder / "decisions").mkdir()
-    texts = [r["text"] for r in rows if r.get("text")]
+    texts = [r["text"] for r in rows if isinstance(r.get("text"), str)]
     (folder / "contracts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows) + "a bad line\n")
     for n, text in enumerate(texts[:40]):
         (folder / f"statutes/{n}.txt").write_text(f"Statute {n}\n\n{text}")
     pq.write_table(pa.table({"text": [f"Decision {n}. {t}" for n, t in enumerate(texts[40:80])]}), folder / "decisions/one.parquet")
     save_model(folder / "models/my-llama", train_tokenizer(texts, 600))
+
+
+def whole_row(line: bytes) -> dict | None:
+    """A row of the sample; None for those that are broken on purpose."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def save_model(folder: Path, tokenizer) -> None:
