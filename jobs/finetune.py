@@ -9,14 +9,16 @@ exit codes: 0 finished; 1 failed; 2 wrong input or configuration; 3 stopped by t
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout or an uploaded copy, installed or not
 
 from raytune70b.config import main_with_clear_errors
 from raytune70b.schema import Config
 
-SECTIONS = ("run", "data", "model", "train", "validation", "checkpoint", "cluster", "tracking", "budget")
+SECTIONS = ("run", "data", "model", "train", "validation", "evaluation", "checkpoint", "cluster", "tracking", "budget")
 
 
 def main(config: Config) -> int:
@@ -29,9 +31,22 @@ def main(config: Config) -> int:
 
         prepare(config)
     prepared = prepare_run(config)
+    questions = held_out_questions(config) if config.evaluation.every else None
     from raytune70b.training.trainer import run  # imports Ray and torch: wrong input is told before
 
-    return run(prepared)
+    return run(prepared, questions)
+
+
+def held_out_questions(config: Config) -> Callable[[Any, Any], dict[str, Any]]:
+    """What the checkpoints of `evaluation.every` are asked."""
+    from data_pipelines import held_out
+    from data_pipelines.tokens import load_tokenizer
+    from raytune70b.evaluation.beside import Questions, longest_prompt
+    from raytune70b.storage import Folder
+
+    data = Folder(config.data.path)
+    pairs, _ = held_out.pairs(data, load_tokenizer(data / "tokenizer"), config.evaluation.every_conversations, longest_prompt(config))
+    return Questions.of(config, pairs)
 
 
 if __name__ == "__main__":

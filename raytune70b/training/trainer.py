@@ -12,13 +12,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
 import ray.data
 import ray.train
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, ValidationConfig
 from ray.train.torch import TorchConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -39,6 +41,9 @@ from raytune70b.training.watchdog import Watchdog
 
 FINISHED, FAILED, BAD_INPUT, OUT_OF_BUDGET, RESUME_ME = 0, 1, 2, 3, 75
 """Exit codes. 75 is EX_TEMPFAIL of sysexits.h: stopped with a checkpoint, the same command continues; 3: likewise, once the budget is raised."""
+
+Evaluate = Callable[[Job, ray.train.Checkpoint], dict[str, Any]]
+"""What Ray Train's validation hook calls with a checkpoint that is due, in a process of its own."""
 
 STOP_WITHOUT_WORKERS_S = 20.0
 """How long a wish to stop waits for a worker group that could save, when none is up."""
@@ -63,7 +68,20 @@ def uses_gpu(config: Config) -> bool:
     return has and config.cluster.device != "cpu"
 
 
-def build_trainer(prepared: Prepared, job: Job, launch: int) -> ElasticTrainer:
+def beside_the_workers(config: Config, job: Job, evaluate: Evaluate) -> ValidationConfig:
+    """Ray Train's hook for evaluations while training goes on. Raises UserError where training leaves them no GPU."""
+    gpus = config.evaluation.gpus_per_model if uses_gpu(config) else 0
+    there, taken = int(ray.cluster_resources().get("GPU", 0)), config.cluster.workers[1]
+    if gpus and there < taken + gpus:
+        raise UserError(
+            f"evaluation.every: an evaluation beside training needs {gpus} GPUs (evaluation.gpus_per_model), the cluster has {there}, of which training may "
+            f"take {taken}; lower the most workers of cluster.workers, or set evaluation.every=0 and evaluate afterwards"
+        )
+    # Without GPUs it shares the CPUs with training: asking for one of its own could wait until training has ended.
+    return ValidationConfig(fn=partial(evaluate, job), ray_remote_kwargs={"num_cpus": 0, "num_gpus": gpus, "max_retries": 0})  # type: ignore[arg-type]
+
+
+def build_trainer(prepared: Prepared, job: Job, launch: int, evaluate: Evaluate | None) -> ElasticTrainer:
     config = prepared.config
     gpu = uses_gpu(config)
     least, most = config.cluster.workers
@@ -80,6 +98,7 @@ def build_trainer(prepared: Prepared, job: Job, launch: int) -> ElasticTrainer:
             elastic_resize_monitor_interval_s=config.cluster.resize_check_s,
         ),
         datasets={"train": lambda: ray.data.range(1)},  # a placeholder: ExactSplit knows what is left to train
+        validation_config=beside_the_workers(config, job, evaluate) if evaluate else None,
         dataset_config=ExactSplit(prepared.feed, prepared.run / "checkpoints"),
         run_config=RunConfig(
             name=config.run.name, storage_path=run_folder.path(), storage_filesystem=run_folder.filesystem,
@@ -165,14 +184,15 @@ def open_post(watch: Watch, hang_timeout_s: float) -> Post:
     return Post(Mailbox.options(scheduling_strategy=here).remote(), watch, hang_timeout_s)  # type: ignore[attr-defined]
 
 
-def fit(prepared: Prepared, watch: Watch, post: Post, launch: int) -> Ending:
+def fit(prepared: Prepared, watch: Watch, post: Post, launch: int, evaluate: Evaluate | None = None) -> Ending:
     """Trains on the Ray that runs, until the run has ended or fails for good. Several may run side by side in processes of their own."""
     set_up_ray_train(prepared.config)
     job = Job(prepared.config, prepared.run, prepared.feed, Reader(prepared.data, prepared.manifest, "validation"), prepared.manifest.vocab_size,
-              prepared.fingerprint, prepared.manifest.digest, launch, watch.mlflow_run_id, post.mailbox)  # fmt: skip
+              prepared.fingerprint, prepared.manifest.digest, launch, watch.mlflow_run_id, post.mailbox,
+              prepared.config.evaluation.every if evaluate else 0)  # fmt: skip
     reason = ""
     try:
-        build_trainer(prepared, job, launch).fit()
+        build_trainer(prepared, job, launch, evaluate).fit()
     except ray.train.TrainingFailedError as error:
         reason = str(error).strip().splitlines()[-1]
     except (KeyboardInterrupt, SystemExit, ray.exceptions.RayActorError) as error:  # Ray Train gave its controller up
@@ -193,24 +213,35 @@ def ending(post: Post, reason: str) -> Ending:
     return Ending("failed", post.failure["error"], BAD_INPUT if post.failure["final"] else FAILED)
 
 
-def run(prepared: Prepared) -> int:
-    """Trains until the run has ended, the budget or a signal stops it, or it fails for good; returns the exit code."""
+def train_here(prepared: Prepared, watch: Watch, launch: int, evaluate: Evaluate | None) -> Ending:
+    """Joins or starts Ray, listens to SIGTERM and the budget, and trains."""
+    config = prepared.config
+    cluster.start(config)
+    post = open_post(watch, config.run.hang_timeout_s)
+    watch.add_sink(Stopper(config.budget, watch.records, post.request_stop))
+    signal.signal(signal.SIGTERM, lambda *_: post.request_stop("SIGTERM"))
+    end = fit(prepared, watch, post, launch, evaluate)
+    if end.status == "failed" and post.failure is not None:
+        print(post.failure["traceback"], file=sys.stderr)
+    return end
+
+
+def run(prepared: Prepared, evaluate: Evaluate | None = None) -> int:
+    """Trains until the run has ended, the budget or a signal stops it, or it fails for good; returns the exit code.
+
+    evaluate: for checkpoints that are due by `evaluation.every`.
+    """
     config = prepared.config
     write_resolved(prepared)
     history = read_journal(prepared.run)
-    check_left(config.budget, history)
-    launch = next_launch(history)
+    launch, ended = next_launch(history), prepared.ended
+    if not ended:
+        check_left(config.budget, history)
     watch = Watch(config, prepared.run, launch, prepared.feed.total_steps)
     end = Ending("failed", "", FAILED)
     try:
         watch.record(start_record(prepared))
-        cluster.start(config)
-        post = open_post(watch, config.run.hang_timeout_s)
-        watch.add_sink(Stopper(config.budget, watch.records, post.request_stop))
-        signal.signal(signal.SIGTERM, lambda *_: post.request_stop("SIGTERM"))
-        end = fit(prepared, watch, post, launch)
-        if end.status == "failed" and post.failure is not None:
-            print(post.failure["traceback"], file=sys.stderr)
+        end = Ending("finished", "", FINISHED) if ended else train_here(prepared, watch, launch, evaluate)
     except UserError as error:
         end = Ending("failed", str(error), BAD_INPUT)
         raise

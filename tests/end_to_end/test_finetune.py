@@ -10,16 +10,24 @@ import urllib.request
 
 import mlflow
 import pytest
+import torch
 
+from data_pipelines import held_out
+from data_pipelines.tokens import load_tokenizer
 from raytune70b.blocks.ledger import verify
 from raytune70b.blocks.manifest import read_manifest
 from raytune70b.blocks.order import Order
 from raytune70b.blocks.stream import row_groups
+from raytune70b.config import compose
+from raytune70b.evaluation.metrics import score
+from raytune70b.export.live import live_model
 from raytune70b.storage import Folder
-from raytune70b.training.checkpoint import newest
+from raytune70b.tracking.journal import read_journal
+from raytune70b.training.checkpoint import folder_name, newest
 from tests.running import ROOT, TINY, committed, run_job, start_job, wait_for
 
 STEPS = 12
+ASKED = ["evaluation.every=10", "evaluation.every_conversations=6", "evaluation.max_new_tokens=8"]
 
 
 def arguments(sample, tmp_path, name, *more):
@@ -30,7 +38,7 @@ def arguments(sample, tmp_path, name, *more):
 def undisturbed(sample, tmp_path_factory):
     """A run of two workers that nothing disturbs: its folder."""
     path = tmp_path_factory.mktemp("runs")
-    code, output = run_job("finetune", *arguments(sample, path, "two"))
+    code, output = run_job("finetune", *arguments(sample, path, "two", *ASKED))
     assert code == 0, output
     return path / "two"
 
@@ -67,6 +75,36 @@ def test_mlflow_has_one_run_with_each_step_once(undisturbed):
     assert {m.step: m.value for m in history} == pytest.approx(ours)
     assert runs[0].data.params["train.global_batch_size"] == "16"
     assert "config.yaml" in {a.path for a in client.list_artifacts(runs[0].info.run_id)}
+
+
+def answered_by_hand(sample, run, step):
+    """Metrics of the greedy answers of the model as training left it, one token at a time, without a cache."""
+    data, manifest = Folder(sample), read_manifest(Folder(sample))
+    tokenizer = load_tokenizer(data / "tokenizer")
+    model = live_model(compose([str(run / "config.yaml")]), manifest.vocab_size, Folder(run) / "checkpoints" / folder_name(step))
+    pairs, _ = held_out.pairs(data, tokenizer, 6, 504)
+    answers = []
+    for pair in pairs:
+        made = []
+        while len(made) < 8 and (not made or made[-1] != tokenizer.eos_token_id):
+            with torch.no_grad():
+                made.append(int(model(torch.tensor([[*pair.prompt_ids, *made]])).logits[0, -1].argmax()))
+        answers.append(tokenizer.decode(made, skip_special_tokens=True).strip())
+    values = score(answers, [p.answer for p in pairs], [p.language for p in pairs]).values()
+    return {name: value[0] for name, value in values.items()}, len(pairs)
+
+
+def test_answers_come_while_training_goes_on(sample, undisturbed):
+    records = read_journal(Folder(undisturbed))
+    (asked,) = [r for r in records if r["kind"] == "evaluation"]
+    expected, count = answered_by_hand(sample, undisturbed, 10)
+    assert (asked["step"], asked["answers"]) == (10, count)
+    assert {name: asked[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+    assert expected["chrf"] > 0
+    assert asked["time"] > max(r["time"] for r in records if r["kind"] == "step")  # the last steps did not wait for it
+    client = mlflow.MlflowClient(f"sqlite:///{undisturbed.parent}/mlflow.db")
+    run = client.search_runs([client.get_experiment_by_name("raytune70b").experiment_id])[0]
+    assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "evaluation/chrf")] == [(10, pytest.approx(expected["chrf"]))]
 
 
 def test_other_settings_are_refused_and_a_finished_run_stays(sample, undisturbed):
