@@ -7,6 +7,7 @@ Promise: an asynchronous save stops training for at most a tenth of what a synch
 
 from __future__ import annotations
 
+import json
 import shutil
 import statistics
 import sys
@@ -63,11 +64,13 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     whole = sum(rank[0][2] for rank in ranks)
-    print(f"state {whole / 2**20:.0f} MB on {WORLD} workers, {PAIRS} pairs")
+    print(f"state {whole / 2**20:.0f} MB on {WORLD} workers, {PAIRS} pairs\n")
+    print("| worker | synchronous, s | asynchronous, s | ratio (least to most) | of the bytes |\n|---|---|---|---|---|")
     for rank, pairs in enumerate(ranks):
         synchronous, asynchronous = (statistics.median(p[n] for p in pairs) for n in (0, 1))
-        ratio = statistics.median(p[1] / p[0] for p in pairs)
-        print(f"worker {rank}: synchronous {synchronous:.3f} s, asynchronous {asynchronous:.3f} s, ratio {ratio:.1%}; wrote {pairs[0][2] / whole:.1%} of the bytes")
+        ratios = sorted(p[1] / p[0] for p in pairs)
+        print(f"| {rank} | {synchronous:.3f} | {asynchronous:.3f} | {statistics.median(ratios):.1%} ({ratios[0]:.1%}-{ratios[-1]:.1%}) | {pairs[0][2] / whole:.1%} |")
+    print(json.dumps({"state_mb": whole / 2**20, "pairs": ranks}))
 
 
 if __name__ == "__main__":
