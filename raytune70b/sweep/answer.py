@@ -73,14 +73,21 @@ def _notes(space: Space, results: Results, fit: Fit, chosen: Point, flat: bool) 
         yield f"the best rate is still the {'lowest' if side_open == 'low' else 'highest'} tried: raise sweep.extensions, or set sweep.{side_open} beyond it"
     if not flat and fit.curvature and fit.low < fit.high:
         yield f"rates from {fit.low:.3g} to {fit.high:.3g} cannot be told from the best one"
-    if not flat and space.tokens_ratio > 1.01:
-        yield (f"carried to {space.tokens_ratio:.3g} times the tokens by tokens^-{space.horizon_exponent:g} (arXiv 2409.19913)"
-               + (f" and to batch {chosen.global_batch_size} by batch^{space.batch_exponent:g} (arXiv 2205.10287)" if chosen.global_batch_size != space.start.global_batch_size else ""))  # fmt: skip
+    if not flat:
+        yield from _transfer_notes(space, chosen)
     yield from _axis_notes(space, results, chosen)
     for status in ("diverged", "failed", "stopped"):
         found = sorted({r.point.learning_rate for r in results.values() if r.status == status})
         if found:
             yield f"{status}: {', '.join(f'{rate:.3g}' for rate in found)}"
+
+
+def _transfer_notes(space: Space, chosen: Point) -> Iterable[str]:
+    if space.tokens_ratio > 1.01:
+        rule = f"by tokens^-{space.horizon_exponent:g} (arXiv 2409.19913)" if space.horizon_exponent else "as it is (sweep.horizon_exponent: 0)"
+        yield f"carried to {space.tokens_ratio:.3g} times the tokens {rule}"
+    if chosen.global_batch_size != space.start.global_batch_size:
+        yield f"carried to batch {chosen.global_batch_size} by batch^{space.batch_exponent:g} (arXiv 2205.10287)"
 
 
 def _axis_notes(space: Space, results: Results, chosen: Point) -> Iterable[str]:

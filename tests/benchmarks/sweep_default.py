@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from raytune70b.config import compose
 from raytune70b.storage import Folder
+from raytune70b.sweep.points import Point
 from raytune70b.sweep.run import prepare_sweep
 from raytune70b.sweep.setting import space
 from tests.benchmarks.sweep_vs_grid import full_runs
@@ -43,17 +44,17 @@ def main(path: Path) -> int:
     seconds = job("sweep", "conf/sweep.yaml", *settings)
     prepared = prepare_sweep(compose(["sweep.yaml", *settings]))
     answer = json.loads(Folder(path / "runs/sweep").read("answer.json"))
-    rates = {"the sweep's": answer["point"]["learning_rate"], "the default's": prepared.config.train.learning_rate}
-    rates |= {"lowest of the range": space(prepared).rates[0], "highest of the range": space(prepared).rates[-1]}
+    tried = space(prepared)
+    points = {"the sweep's": Point(**answer["point"]), "the default's": tried.start,
+              "lowest of the range": tried.at(tried.rates[0]), "highest of the range": tried.at(tried.rates[-1])}  # fmt: skip
     cluster.start(prepared.config)
-    runs = full_runs(prepared, list(dict.fromkeys(rates.values())))
-    losses = {name: runs[rate].loss for name, rate in rates.items()}
-    print("\n| learning rate | | full run's validation loss |\n|---|---|---|")
-    for name, rate in rates.items():
-        print(f"| {rate:.3g} | {name} | {losses[name]:.4f} |" if losses[name] is not None else f"| {rate:.3g} | {name} | {runs[rate].status} |")
+    losses = {name: run.loss for name, run in zip(points, full_runs(prepared, list(points.values())), strict=True)}
+    print("\n| full run | learning rate | global batch | validation loss |\n|---|---|---|---|")
+    for name, point in points.items():
+        print(f"| {name} | {point.learning_rate:.3g} | {point.global_batch_size} | {'none' if losses[name] is None else format(losses[name], '.4f')} |")
     wins = all(loss is None or name == "the sweep's" or losses["the sweep's"] < loss for name, loss in losses.items())
     print(f"\nthe sweep took {seconds:.0f} s (at most {LIMIT_S:.0f}); its rate {'is the best of the four' if wins else 'is not the best of the four'}")
-    print(json.dumps({"benchmark": "sweep_default", "seconds": seconds, "rates": rates, "losses": losses, "holds": wins and seconds < LIMIT_S}))
+    print(json.dumps({"benchmark": "sweep_default", "seconds": seconds, "rates": {name: p.learning_rate for name, p in points.items()}, "losses": losses, "holds": wins and seconds < LIMIT_S}))
     return int(not wins or seconds >= LIMIT_S)
 
 

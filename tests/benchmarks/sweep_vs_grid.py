@@ -67,17 +67,16 @@ def write_data(folder: Folder) -> None:
     folder.write("manifest.json", Manifest(SEQ, VOCAB, 0, "none", "none", splits).to_json().encode())
 
 
-def full_runs(prepared: Prepared, rates: list[float]) -> dict[float, Result]:
-    """Full runs at these rates, to their ends: trials on all the data. Those that are there already are read."""
+def full_runs(prepared: Prepared, points: list[Point]) -> list[Result]:
+    """Full runs at these points, to their ends: trials on all the data. Those that are there already are read."""
     config = prepared.config
     whole = dataclasses.replace(prepared, config=dataclasses.replace(config, sweep=dataclasses.replace(config.sweep, name="grid", data_fraction=1.0)))
     folder = sweep_folder(whole.config)
-    points = [dataclasses.replace(space(whole).start, learning_rate=rate) for rate in rates]
-    missing = tuple(p for p in points if p not in read_results(folder))
+    missing = tuple(p for p in dict.fromkeys(points) if p not in read_results(folder))
     if missing:
         run_stage(whole, folder, Stage("grid", missing, {}), {}, lambda result, running: write_result(folder, result), lambda: False)
-    results: dict[Point, Result] = read_results(folder)
-    return {p.learning_rate: results[p] for p in points}
+    results = read_results(folder)
+    return [results[p] for p in points]
 
 
 def one_seed(seed: int, data: Folder, path: Path) -> dict[str, float]:
@@ -85,16 +84,16 @@ def one_seed(seed: int, data: Folder, path: Path) -> dict[str, float]:
     cluster.start(prepared.config)
     assert run(prepared) == 0
     folder = sweep_folder(prepared.config)
-    chosen = json.loads(folder.read("answer.json"))["point"]["learning_rate"]
-    grid = full_runs(prepared, spaced(LOW, HIGH, RATES))
-    best = min((r for r in grid.values() if r.loss is not None), key=lambda r: r.loss or 0.0)
-    mine = full_runs(prepared, [chosen])[chosen]
+    start, chosen = space(prepared).start, json.loads(folder.read("answer.json"))["point"]["learning_rate"]
+    rates = spaced(LOW, HIGH, RATES)
+    *grid, mine = full_runs(prepared, [dataclasses.replace(start, learning_rate=rate) for rate in (*rates, chosen)])
+    best = min((r for r in grid if r.loss is not None), key=lambda r: r.loss or 0.0)
     assert best.loss is not None and mine.loss is not None
     tokens = sum(r.tokens for r in read_results(folder).values())
     figures = {"chosen": chosen, "loss": mine.loss, "grid_rate": best.point.learning_rate, "grid_loss": best.loss,
                "above": mine.loss / best.loss - 1, "tokens": tokens / (RATES * full_tokens(prepared))}  # fmt: skip
     print(f"seed {seed}: sweep's rate {chosen:.3g}, full run's loss {mine.loss:.4f}; grid's best {best.loss:.4f} at {figures['grid_rate']:.3g}; "
-          f"{figures['above']:+.2%}; {figures['tokens']:.1%} of the grid's tokens; grid {[(f'{k:.3g}', round(r.loss or 0, 4)) for k, r in grid.items()]}", flush=True)  # fmt: skip
+          f"{figures['above']:+.2%}; {figures['tokens']:.1%} of the grid's tokens; grid {[(f'{k:.3g}', round(r.loss or 0, 4)) for k, r in zip(rates, grid, strict=True)]}", flush=True)  # fmt: skip
     return figures
 
 
