@@ -1,0 +1,193 @@
+"""What a job costs beside the arithmetic: tokens/s of `jobs/finetune.py` against loops that do nothing but train.
+
+    python tests/benchmarks/training_step.py [TURNS, default 3] [--small]
+
+Each turn trains the same random Llama, on the same blocks in the same order, with two workers, in three ways: the job (Ray Train
+and Ray Data, ledger, watch and tracking at their defaults), a bare FSDP2 loop of plain transformers and torch with its batches in
+memory, and Hugging Face's Trainer with DDP (its FSDP trains unsharded on a CPU). All compute in bf16 on fp32 weights with fused
+AdamW and clip at 1. Timed from the WARM-th step on, by the wall-clock between two steps' ends; nothing is saved or validated
+in between. Losses of the job and the bare loop are compared, so that both do the same work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests import distributed
+from tests.running import ROOT
+
+WORLD, GLOBAL, MICRO, WARM = 2, 8, 2, 5
+LEARNING_RATE, VOCAB = 1e-3, 4096
+SMALL = {"hidden": 64, "seq_len": 64, "steps": 12}
+LARGE = {"hidden": 256, "seq_len": 512, "steps": 25}
+BAR = 0.97
+
+
+def shape(size: dict[str, int]) -> dict[str, Any]:
+    hidden = size["hidden"]
+    return {"model_type": "llama", "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "max_position_embeddings": 1024, "tie_word_embeddings": False}  # fmt: skip
+
+
+def job_settings(size: dict[str, int], folder: Path) -> list[str]:
+    values = [f"model.config.{key}={str(value).lower()}" for key, value in shape(size).items()]
+    return [
+        *values, f"data.path={folder}/data", f"run.path={folder}/runs", f"train.steps={size['steps']}", f"train.global_batch_size={GLOBAL}",
+        f"train.micro_batch_size={MICRO}", f"train.learning_rate={LEARNING_RATE}", "train.warmup_steps=0", "train.schedule=constant",
+        "validation.at_start=false", "validation.every=0", "validation.max_blocks=2", "checkpoint.every=100000", "checkpoint.at_end=false",
+        "cluster.dashboard=false", "cluster.address=local", f"cluster.workers=[{WORLD},{WORLD}]",
+    ]  # fmt: skip
+
+
+def write_data(size: dict[str, int], folder: Path) -> list[dict[str, np.ndarray]]:
+    """Writes the blocks, and returns the global batch of every step as the job will see it."""
+    from raytune70b.blocks.order import Order
+    from raytune70b.blocks.stream import Reader, row_groups
+    from raytune70b.config import compose
+    from raytune70b.storage import Folder
+    from tests.conftest import write_blocks
+
+    data = Folder(folder / "data")
+    manifest = write_blocks(data, {"train": [size["steps"] * GLOBAL], "validation": [2]}, seq_len=size["seq_len"], group=16, vocab=VOCAB)
+    config = compose(job_settings(size, folder))
+    order = Order(row_groups(manifest, "train"), config.run.seed, config.data.shuffle_window, GLOBAL)
+    reader = Reader(data, manifest, "train")
+    return [reader.rows(ids) for _, ids in order.step_ids(0, size["steps"])]
+
+
+def time_job(size: dict[str, int], folder: Path, turn: int) -> tuple[list[float], list[float]]:
+    """(the times at which the steps ended, their losses)."""
+    from raytune70b.storage import Folder
+    from raytune70b.tracking.journal import read_journal
+
+    name = f"turn{turn}"
+    command = [sys.executable, str(ROOT / "jobs" / "finetune.py"), *job_settings(size, folder), f"run.name={name}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the job failed:\n{done.stdout}\n{done.stderr}")
+    steps = [record for record in read_journal(Folder(folder / "runs") / name) if record["kind"] == "step"]
+    return [s["time"] for s in steps], [s["loss"] for s in steps]
+
+
+def make_model(size: dict[str, int], dtype: Any = None) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = shape(size)
+    config = AutoConfig.for_model(values.pop("model_type"), vocab_size=VOCAB, **values)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype or torch.float32).train()
+
+
+def bare_loop(rank: int, world: int, size: dict[str, int], batches: list[dict[str, np.ndarray]]) -> tuple[list[float], list[float]]:
+    """FSDP2 as its tutorial has it: no checks, no records, no data pipeline; the loss of a global batch is divided by its trained tokens."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model, mesh = make_model(size), init_device_mesh("cpu", (world,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in [*model.model.layers, model.model.embed_tokens, model.lm_head, model]:
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    ends, losses = [], []
+    for batch in batches:
+        trained, total = int((batch["labels"] >= 0).sum()), torch.zeros(())
+        for first in range(rank * MICRO, GLOBAL, world * MICRO):
+            part = {name: torch.from_numpy(values[first : first + MICRO]).long() for name, values in batch.items()}
+            logits = model(input_ids=part["input_ids"], position_ids=part["position_ids"], use_cache=False).logits
+            loss = F.cross_entropy(logits.float().flatten(0, 1), part["labels"].flatten(), reduction="sum") / trained
+            (loss * world).backward()  # FSDP averages
+            total += loss.detach()
+        dist.all_reduce(total)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total.item())
+        ends.append(time.time())
+    return ends, losses
+
+
+def hugging_face(rank: int, world: int, size: dict[str, int], batches: list[dict[str, np.ndarray]], folder: str) -> tuple[list[float], list[float]]:
+    """transformers' Trainer over DDP with the same rows in memory."""
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    # accelerate asks for an address, though the process group is there, and would take all cores for each worker
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", OMP_NUM_THREADS="1")
+    rows = []
+    for batch in batches:
+        for n in range(GLOBAL):
+            row = {name: torch.from_numpy(values[n]).long() for name, values in batch.items()}
+            rows.append({**row, "labels": row["labels"].roll(1)})  # the model shifts them itself
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends.append(time.time())
+
+    arguments = TrainingArguments(
+        folder, per_device_train_batch_size=MICRO, gradient_accumulation_steps=GLOBAL // (WORLD * MICRO), max_steps=size["steps"], learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant", adam_beta2=0.95, weight_decay=0.1, optim="adamw_torch_fused", max_grad_norm=1.0, bf16=True, use_cpu=True, ddp_backend="gloo",
+        ddp_find_unused_parameters=False, logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, train_sampling_strategy="sequential", remove_unused_columns=False,
+    )  # fmt: skip
+    Trainer(make_model(size), arguments, train_dataset=rows, callbacks=[Clock()]).train()
+    return ends, []
+
+
+def rate(ends: list[float], size: dict[str, int]) -> float:
+    """Tokens/s from the WARM-th step to the last."""
+    return (len(ends) - WARM) * GLOBAL * size["seq_len"] / (ends[-1] - ends[WARM - 1])
+
+
+def compare(turns: int, size: dict[str, int], folder: Path) -> dict[str, list[float]]:
+    """Tokens/s by way and turn; the order within a turn alternates."""
+    batches, rates = write_data(size, folder), {"job": [], "bare FSDP2": [], "HF Trainer, DDP": []}  # type: ignore[var-annotated]
+    for turn in range(turns):
+        losses = {}
+        for way in list(rates)[:: 1 if turn % 2 else -1]:
+            if way == "job":
+                ends, losses[way] = time_job(size, folder, turn)
+            elif way == "bare FSDP2":
+                ends, losses[way] = distributed.run(bare_loop, WORLD, size, batches)[0]
+            else:
+                ends, _ = distributed.run(hugging_face, WORLD, size, batches, str(folder))[0]
+            assert len(ends) == size["steps"], f"{way}: {len(ends)} steps of {size['steps']}"
+            rates[way].append(rate(ends, size))
+            print(f"turn {turn}: {way}: {rates[way][-1]:,.0f} tokens/s", file=sys.stderr, flush=True)
+        first, bare = losses["job"][0], losses["bare FSDP2"][0]
+        assert abs(first - bare) < 0.1, f"the job's first loss is {first}, the bare loop's {bare}: they do not train the same"
+    return rates
+
+
+def main() -> int:
+    turns = next((int(a) for a in sys.argv[1:] if a.isdigit()), 3)
+    size = SMALL if "--small" in sys.argv else LARGE
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        rates = compare(turns, size, Path(folder))
+    print(f"hidden {size['hidden']}, 4 layers, sequence {size['seq_len']}, global batch {GLOBAL}, {WORLD} workers, {os.cpu_count()} cores, {turns} turns\n")
+    print("| way | tokens/s | job against it | lowest - highest |\n|---|---|---|---|")
+    ratios = {way: [a / b for a, b in zip(rates["job"], found, strict=True)] for way, found in rates.items()}
+    for way, found in rates.items():
+        print(f"| {way} | {statistics.median(found):,.0f} | {statistics.median(ratios[way]):.3f} | {min(ratios[way]):.3f} - {max(ratios[way]):.3f} |")
+    ratio = statistics.median(ratios["bare FSDP2"])
+    print(json.dumps({"benchmark": "training_step", "size": size, "tokens_per_s": rates, "ratio_bare": ratio, "ratio_trainer": statistics.median(ratios["HF Trainer, DDP"])}))
+    return 0 if ratio >= BAR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
