@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from raytune70b.config import UserError, compose
 from raytune70b.model.load import check_model, hf_config, skeleton
 from raytune70b.model.nf4 import dequantise, quantise
+from raytune70b.training.prepared import prepare_run
 from tests import reference
 from tests.distributed import run
 from tests.model import common
@@ -173,6 +174,15 @@ def test_data_and_model_that_disagree_are_refused_with_both_numbers():
     check_model(hf, 128, 300, {"eos_token_id": 5, "bos_token_id": 1})
     with pytest.raises(UserError, match=r"eos_token_id is 3, the model's config says \[2, 5\]"):
         check_model(hf, 128, 300, {"eos_token_id": 3})
+
+
+@pytest.mark.parametrize(("override", "way_out"), [("model.method=qlora", "model.method=lora"), ("train.optimizer=adamw_8bit", "train.optimizer=adamw_bf16")])
+def test_a_run_that_needs_bitsandbytes_says_so_before_ray_starts(blocks, tmp_path, monkeypatch, override, way_out):
+    config = compose([f"data.path={blocks[0].uri}", f"run.path={tmp_path}/runs", override])
+    assert prepare_run(config).config.train.optimizer == config.train.optimizer
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=rf"needs bitsandbytes, which is not installed; pip install 'raytune70b\[qlora\]', or use {way_out}"):
+        prepare_run(config)
 
 
 def test_a_quantised_folder_is_refused(tmp_path):
