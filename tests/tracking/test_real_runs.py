@@ -125,18 +125,16 @@ def test_an_mlflow_server_that_is_killed_for_a_minute_gets_every_step_later_and_
 
 @pytest.mark.timeout(600)
 def test_a_run_that_would_exceed_its_budget_ends_before_it_with_a_checkpoint_and_is_not_started_again(blocks, tmp_path):
-    run, limit_s = Folder(tmp_path / "b"), 54.0
+    run, limit_s = Folder(tmp_path / "b"), 90.0
     settings = [*blocks, "run.name=b", "train.epochs=10000", "checkpoint.every=50", f"budget.hours={limit_s / 3600}", "tracking.mlflow=null"]
     code, output = run_job("finetune", *settings, timeout=400)
     records = read_journal(run)
     steps = lineage(records, "step")
     assert code == 3 and "budget.hours" in output, output
     assert newest(run / "checkpoints").step == steps[-1]["step"] < records[0]["total_steps"]
-    begin = records[0]["time"]
-    if steps[0]["time"] - begin < limit_s:  # the machine was not so busy that the start alone took the budget
-        saves = [r for r in records if r["kind"] == "checkpoint"]
-        slack = max(s["seconds"] for s in steps) + max(r["seconds"] for r in saves)
-        assert saves[-1]["time"] - begin <= limit_s + slack
-        assert running_seconds(timeline(records)) > 0.5 * limit_s  # nor did it stop long before
+    begin, saves = records[0]["time"], [r for r in records if r["kind"] == "checkpoint"]
+    slack = max(s["seconds"] for s in steps) + max(r["seconds"] for r in saves)
+    assert saves[-1]["time"] - begin <= limit_s + slack
+    assert running_seconds(timeline(records)) > 0.5 * limit_s  # nor did it stop long before
     code, output = run_job("finetune", *settings)
     assert code == 2 and "budget.hours: earlier launches of this run have used it up" in output, output
