@@ -4,8 +4,8 @@ The loss is summed over the trained tokens of this rank's micro-batches and divi
 global batch, so gradients (summed over ranks) are those of the mean over all trained tokens, whatever the number of
 workers, the micro-batch size or the packing (huggingface/transformers PR 34191 shows the mean of means going wrong).
 
-Where micro-batches compute in bf16, nothing at all depends on the number of workers: their gradients have eight bits, so
-fp32 adds them up all but exactly in any order, and the norm, which scales every gradient, is summed in fp64.
+In bf16, with kernels that repeat themselves, a step is the same bit for bit on any number of workers: gradients of micro-batches have
+eight bits, so fp32 adds them up all but exactly in any order, and the norm, which scales every gradient, is summed in fp64.
 """
 
 from __future__ import annotations
