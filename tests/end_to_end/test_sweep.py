@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 SMALL = [
     *TINY, "train.steps=24", "train.global_batch_size=4", "train.micro_batch_size=4", "train.learning_rate=0.004", "validation.max_blocks=8", "cluster.workers=[1,2]",
-    "sweep.low=0.001", "sweep.high=0.016", "sweep.horizon_exponent=0.32", "sweep.points=3", "sweep.extensions=1", "sweep.repeats=1", "sweep.batch_factors=[]", "sweep.warmup_factors=[]", "sweep.patience=1.0",
+    "sweep.data_fraction=0.5", "sweep.low=0.001", "sweep.high=0.016", "sweep.horizon_exponent=0.32", "sweep.points=3", "sweep.extensions=1", "sweep.repeats=1", "sweep.batch_factors=[]", "sweep.warmup_factors=[]", "sweep.patience=1.0",
 ]  # fmt: skip
 ROOM_FOR_ONE = "cluster.cpus_per_worker=4"
 """Of the cluster's six CPUs."""
