@@ -7,7 +7,7 @@ and no documented promise: the worker compares the ids of every step with the or
 A block holds a worker's rows of some steps, about `BLOCK_BYTES`, because Ray spends milliseconds on a block whatever its
 size. A read task goes along its steps about a window of blocks at a time, and reads each row group concerned once; a window
 that two such stretches touch is read twice. Ray makes all read tasks before the first step, so there are no more than
-`READ_TASKS` of them, however long the run; with half a million steps in a task for every two, it took minutes.
+`READ_TASKS` of them, however long the run: half a million steps with a task for every two did not start within minutes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ T = TypeVar("T")
 ARRAYS = ("input_ids", "labels", "position_ids")
 BLOCK_BYTES = 4 << 20
 TASK_BYTES = 64 << 20
+"""A read task delivers about so much or more: tasks of one block each halve the speed."""
 READ_TASKS = 1000
 READERS = 4
 """Read tasks at a time: the first in order feeds the workers, by some 40 M tokens/s, and the others fill their buffers meanwhile."""
