@@ -151,6 +151,8 @@ class Post:
                 time.sleep(0.1)
 
     def _look_after(self, beats: dict[int, dict[str, Any]]) -> None:
+        if self.result is not None:  # the workers have ended; evaluations that are still going need none
+            return
         warning = self._watchdog.look(beats)
         if warning is not None:
             self._watch.warn(warning)
