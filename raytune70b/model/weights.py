@@ -2,8 +2,8 @@
 
 Random weights are drawn module by module from a seed of their own, in full size where the shard lies, and cut: the same for
 every world_size (of one kind of device).
-Safetensors are read by row slices (memory-mapped, one file at a time), so all workers together read the model once; tensors
-that transformers stores in another layout than it computes with (stacked experts) pass through its own converters, and a
+Safetensors are read by row slices, a few megabytes at a time, so all workers together read the model once and none holds more
+than its share; tensors that transformers stores in another layout than it computes with (stacked experts) pass through its own converters, and a
 quantised layer is quantised row by row as it arrives.
 """
 
@@ -88,15 +88,16 @@ class Slot:
         rows, start = local_rows(self.tensor)
         return start, start + len(rows)
 
-    def write(self, rows: Tensor) -> None:
-        """Takes this worker's rows, and quantises them where the layer is quantised."""
+    def write(self, rows: Tensor, first: int = 0) -> None:
+        """Takes this worker's rows from its `first` on, and quantises them where the layer is quantised."""
+        own = _local(self.tensor)
+        part = slice(first, first + len(rows)) if own.ndim else ...
         if not self.quantised:
-            _local(self.tensor).copy_(rows)
+            own[part].copy_(rows)
         elif len(rows):
-            packed = _local(self.tensor)
-            codes, scale = quantise(rows.to(packed.device))
-            packed.copy_(codes)
-            _local(self.module.weight_scale).copy_(scale)
+            codes, scale = quantise(rows.to(own.device))
+            own[part].copy_(codes)
+            _local(self.module.weight_scale)[part].copy_(scale)
 
 
 def _local(tensor: Any) -> Tensor:
@@ -161,19 +162,35 @@ class StoredTensor:
     """The converter's pattern that matched, None for a tensor that is taken as it is."""
 
 
+PIECE = 4 << 20
+"""Bytes that are read at once."""
+MAPPED = 8 << 20
+"""Bytes that are read before the file is mapped anew: the pages of a mapped file count as this process's memory."""
+
+
 class _Reader:
-    """Reads tensors of safetensors files with one file mapped at a time: mapped pages count as this process's memory."""
+    """Reads tensors of safetensors files, one file mapped at a time. Tensors are views of the file."""
 
     def __init__(self) -> None:
         self.file: Path | None = None
         self.handle: Any = None
+        self.mapped = 0
 
     def rows(self, source: StoredTensor, start: int | None = None, stop: int | None = None) -> Tensor:
-        if source.file != self.file:
-            self.handle = None
+        if source.file != self.file or self.mapped > MAPPED:
+            self.handle, self.mapped = None, 0
             self.file, self.handle = source.file, safe_open(source.file, framework="pt")
         view = self.handle.get_slice(source.key)
-        return view[start:stop] if view.get_shape() else self.handle.get_tensor(source.key)
+        found = view[start:stop] if view.get_shape() else self.handle.get_tensor(source.key)
+        self.mapped += found.nbytes
+        return found
+
+    def fill(self, slot: Slot, source: StoredTensor) -> None:
+        """Reads this worker's rows of a tensor piece by piece."""
+        start, stop = slot.rows()
+        rows = max(1, PIECE * max(1, stop - start) // max(1, _local(slot.tensor).nbytes))
+        for first in range(start, stop, rows) if slot.shape else (0,):
+            slot.write(self.rows(source, first, min(first + rows, stop)), first - start)
 
     def shape(self, source: StoredTensor) -> list[int]:
         self.rows(source, 0, 0)
@@ -195,8 +212,7 @@ def load_weights(model: Any, folder: Path, seed: int) -> None:
             for slot in targets[target]:
                 if slot.shape != shape:
                     raise UserError(f"model.path: {folder}: {target} has shape {shape}, the config says {slot.shape}")
-                start, stop = slot.rows()
-                slot.write(reader.rows(sources[0], start, stop))
+                reader.fill(slot, sources[0])
             filled.add(target)
         else:
             filled |= _convert(model, reader, target, sources, converters[sources[0].pattern], targets)
