@@ -32,7 +32,7 @@ T = TypeVar("T")
 ARRAYS = ("input_ids", "labels", "position_ids")
 BLOCK_BYTES = 4 << 20
 TASK_BYTES = 64 << 20
-"""A read task delivers about so much or more: tasks of one block each halve the speed."""
+"""A read task delivers about so much or more, from at most 16 windows: tasks of one block each halve the speed."""
 READ_TASKS = 1000
 READERS = 4
 """Read tasks at a time: the first in order feeds the workers, by some 40 M tokens/s, and the others fill their buffers meanwhile."""
@@ -162,7 +162,7 @@ class Feed:
         """Ranges of steps, one a read task; whole blocks, but for the last one's end."""
         at_once = self._steps_at_once(world_size)
         stretches = -(-(self.total_steps - first_step) // at_once)
-        worth = TASK_BYTES // (at_once * self.share_rows(world_size) * world_size * self.row_bytes())
+        worth = min(16, TASK_BYTES // (at_once * self.share_rows(world_size) * world_size * self.row_bytes()))
         edges = range(first_step, self.total_steps, at_once * max(1, worth, -(-stretches // READ_TASKS)))
         return list(pairwise([*edges, self.total_steps]))
 
