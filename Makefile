@@ -9,7 +9,7 @@ finetune: .venv/installed
 	$(BIN)/python jobs/finetune.py conf/finetune.yaml
 
 test: .venv/installed check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 test-slow: .venv/installed ## the rows that take minutes of a real cluster each
 	$(BIN)/python -m pytest -m slow

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,16 +10,22 @@ settings.register_profile("steady", derandomize=True, deadline=None)  # the verd
 settings.register_profile("search", deadline=None)  # other examples each time: pytest --hypothesis-profile=search
 settings.load_profile("steady")
 
-CLUSTERS = ("end_to_end", "faults", "tracking/test_prometheus.py", "tracking/test_real_runs.py", "data_pipelines/test_prepare.py", "test_readme.py")
+CLUSTERS = ("end_to_end", "faults", "tracking/test_prometheus.py", "tracking/test_real_runs.py", "data_pipelines/test_prepare.py",
+            "data_pipelines/test_bounded.py", "test_readme.py")  # fmt: skip
 """Tests that start Ray: one after the other, for two clusters on one host disturb each other."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Two processes (`pytest -n 2 --dist loadgroup`): one runs what needs a Ray cluster, in order, the other all else."""
-    for item in items:
-        path = item.path.relative_to(Path(__file__).parent).as_posix()
-        item.add_marker(pytest.mark.xdist_group("ray" if path.startswith(CLUSTERS) else path))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Two processes (`pytest -n 2`): one runs what needs a Ray cluster, in order, the other all else, file by file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneForRay(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            path = nodeid.split("::")[0].removeprefix("tests/")
+            return "ray" if path.startswith(CLUSTERS) else path
+
+    return OneForRay(config, log)
 
 
 def write_blocks(folder: Folder, rows: dict[str, list[int]], seq_len: int = 16, group: int = 4, vocab: int = 64, seed: int = 0) -> Manifest:
