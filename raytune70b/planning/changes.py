@@ -25,6 +25,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"model.sharding": "fsdp"},
     {"model.sharding": "fsdp", "train.optimizer": "adamw_bf16"},
     {"model.sharding": "fsdp", "train.optimizer": "adamw_8bit"},
+    {"model.sharding": "fsdp", "model.precision": "bf16"},
+    {"model.sharding": "fsdp", "model.precision": "bf16", "train.optimizer": "adamw_bf16"},
     {"model.compile": True},
     {"model.offload": "optimizer"},
     {"model.offload": "params"},
@@ -84,7 +86,10 @@ def useful_changes(plan: Plan, most: int = 8) -> list[Change]:
 
 def _candidates(plan: Plan) -> list[dict[str, Any]]:
     config = plan.config
-    tried = [s for s in SETTINGS if any(get(config, key) != value for key, value in s.items())]
+    tried: list[dict[str, Any]] = []
+    for settings in SETTINGS:
+        new = {key: value for key, value in settings.items() if get(config, key) != value}
+        tried += [new] if new and new not in tried else []
     tried += [{"hardware.nodes": config.hardware.nodes * factor} for factor in MORE_MACHINES]
     schedule = plan.schedule
     if schedule.within_budget is False and schedule.budget_steps:
@@ -108,8 +113,11 @@ def machines_in_time(plan: Plan, most: int = 4096) -> int | None:
 
 
 def _try(plan: Plan, settings: dict[str, Any]) -> Change | None:
+    config = with_settings(plan.config, settings)
     try:
-        other = build_plan(with_settings(plan.config, settings), plan.workload.model)
+        if any(config.problems()):
+            return None
+        other = build_plan(config, plan.workload.model)
     except UserError:
         return None
     return Change(settings, other, _effect(plan, other, settings))

@@ -35,7 +35,10 @@ STATE_BLOCKS = (256, 128, 64)
 ZERO3_REDUCE_BUCKET = 500_000_000
 ZERO3_PREFETCH_BUCKET = 50_000_000
 ZERO3_LIVE_PARAMETERS = 1_000_000_000
-"""DeepSpeed's defaults, in elements: reduce_bucket_size, stage3_prefetch_bucket_size and stage3_max_live_parameters."""
+ZERO3_SUB_GROUP = 1_000_000_000
+ZERO3_PERSISTENT = 100_000
+"""DeepSpeed's defaults, in elements, which the trainer sets: reduce_bucket_size, stage3_prefetch_bucket_size, stage3_max_live_parameters
+(and stage3_max_reuse_distance), sub_group_size and stage3_param_persistence_threshold."""
 
 COMING_AND_GOING = ("activations", "gathered layers", "loss")
 
@@ -82,11 +85,10 @@ def with_fragments(plan: MemoryPlan, fragments: float) -> MemoryPlan:
 
 def resting_bytes(workload: Workload, rank: int = 0) -> dict[str, float]:
     """Parameters, gradients and optimizer states of one worker between two micro-batches: exact for this trainer."""
-    shards = workload.shards
-    held = sum(shard_numel(t.shape, shards, rank) for t in workload.trained)
+    held = sum(workload.held(t.shape, rank) for t in workload.trained)
     weights = held * workload.weight_bytes
-    if workload.sharding == "zero3" and workload.precision == "bf16_mixed":
-        weights += held * workload.compute_bytes  # a 16-bit copy beside the fp32 master weights
+    if workload.sharding == "zero3":
+        weights += held * workload.compute_bytes  # what computes, a copy of the master weights in fp32 too
     return {
         "parameters": float(weights + frozen_bytes(workload, rank)),
         "gradients": float(held * workload.gradient_bytes),
@@ -100,8 +102,7 @@ def frozen_bytes(workload: Workload, rank: int = 0) -> float:
         return 0.0
     total = 0.0
     for tensor in workload.model.tensors:
-        held = shard_numel(tensor.shape, workload.shards, rank)
-        total += held * frozen_element_bytes(workload, tensor)
+        total += workload.held(tensor.shape, rank) * frozen_element_bytes(workload, tensor)
     return total
 
 
@@ -114,8 +115,8 @@ def frozen_element_bytes(workload: Workload, tensor: Tensor) -> float:
 
 def state_bytes(workload: Workload, tensor: Tensor, rank: int = 0) -> float:
     """AdamW's two moments and step counter of one tensor on one worker. In 8 bits, and in bf16, vectors stay fp32."""
-    held = shard_numel(tensor.shape, workload.shards, rank)
-    step = 4.0
+    held = workload.held(tensor.shape, rank)
+    step = 0.0 if workload.sharding == "zero3" else 4.0  # ZeRO-3 steps on flat pieces of many tensors
     if workload.optimizer == "torch":
         return 2.0 * held * workload.weight_bytes + step
     if workload.optimizer == "adamw" or len(tensor.shape) < 2:
@@ -130,6 +131,9 @@ def state_bytes(workload: Workload, tensor: Tensor, rank: int = 0) -> float:
 def on_gpu(workload: Workload, resting: dict[str, float]) -> dict[str, float]:
     """What of it `model.offload` leaves on the GPU."""
     kept = {"none": (1, 1, 1), "optimizer": (1, 1, 0), "params": (0, 0, 0)}[workload.offload]
+    if workload.sharding == "zero3" and workload.offload == "optimizer":  # steps on the CPU: masters and gradients lie there too
+        masters = workload.trained_shard * float(workload.weight_bytes)
+        return {**dict.fromkeys(resting, 0.0), "parameters": resting["parameters"] - masters}
     return {part: size * share for (part, size), share in zip(resting.items(), kept, strict=True)}
 
 
@@ -137,10 +141,11 @@ def moments(workload: Workload, gradients: float) -> dict[str, dict[str, float]]
     """What comes and goes at each moment that can be the worst."""
     kept, working = activation_bytes(workload)
     at_loss, in_backward = gathered_bytes(workload)
-    held = gradients if workload.micro_batches > 1 else 0.0  # from the micro-batches before
-    backward = {"gathered layers": in_backward, "loss": 0.0, "buffers": reduce_bytes(workload)}
+    resting = bucket_bytes(workload)
+    held = gradients if workload.micro_batches > 1 or workload.sharding == "zero3" else 0.0  # from the micro-batches before; ZeRO-3 frees none
+    backward = {"gathered layers": in_backward, "loss": 0.0, "buffers": resting + reduce_bytes(workload)}
     return {
-        "loss": {"gradients": held, "activations": kept, "gathered layers": at_loss, "loss": loss_bytes(workload), "buffers": 0.0},
+        "loss": {"gradients": held, "activations": kept, "gathered layers": at_loss, "loss": loss_bytes(workload), "buffers": resting},
         "start of backward": {"gradients": held, "activations": kept + working, **backward},
         "end of backward": {"gradients": gradients, "activations": kept / workload.model.layers + working, **backward},
         "optimizer step": {
@@ -148,7 +153,7 @@ def moments(workload: Workload, gradients: float) -> dict[str, dict[str, float]]
             "activations": 0.0,
             "gathered layers": 0.0,
             "loss": 0.0,
-            "buffers": step_bytes(workload),
+            "buffers": resting + step_bytes(workload),
         },
     }
 
@@ -198,21 +203,30 @@ def gathered_bytes(workload: Workload) -> tuple[float, float]:
     """Whole weights that a worker holds for a while: (at the loss, in the backward pass).
 
     FSDP holds the layer in work and the next one; at the loss the head and the last layer. 4-bit layers are gathered packed, and one
-    matrix at a time is unpacked. ZeRO-3 keeps what it has gathered up to a limit.
+    matrix at a time is unpacked. ZeRO-3 keeps what it has gathered up to a limit, which it counts in elements, packed or not.
     """
     m, size = workload.model, float(workload.compute_bytes)
     if workload.sharding == "single":
         return 0.0, 0.0
-    if workload.sharding == "zero3":
-        live = min(ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH_BUCKET, m.parameters) * size
-        return live, live
     layer, unpacked = m.layer_parameters * size, 0.0
     if workload.method == "qlora":
         layer = sum(t.numel * frozen_element_bytes(workload, t) for t in m.layer_tensors)
         unpacked = max(t.numel for t in m.layer_tensors) * size
+    if workload.sharding == "zero3":
+        limit = float(ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH_BUCKET)
+        if workload.method == "qlora":  # two packed weights are one element of a byte
+            live = min(limit, layer * m.layers) + min(limit, m.head_parameters) * size
+        else:
+            live = min(limit, m.parameters) * size
+        return live, live + unpacked
     head = m.head_parameters * size
     root = m.root_parameters * size if workload.sharding == "fsdp1" else 0.0  # freed after its part of the backward pass by FSDP2
     return max(root, head) + layer, root + 2 * layer + unpacked
+
+
+def bucket_bytes(workload: Workload) -> float:
+    """The fp32 buffer in which ZeRO-3 collects whole gradients until it reduces them; it is never freed."""
+    return min(ZERO3_REDUCE_BUCKET, workload.trained_parameters) * 4.0 if workload.sharding == "zero3" else 0.0
 
 
 def reduce_bytes(workload: Workload) -> float:
@@ -220,13 +234,15 @@ def reduce_bytes(workload: Workload) -> float:
     if workload.sharding == "single":
         return 0.0
     if workload.sharding == "zero3":
-        return min(ZERO3_REDUCE_BUCKET, workload.trained_parameters) * 2.0 * workload.compute_bytes
+        return bucket_bytes(workload)  # the bucket again, sorted by worker
     layer = workload.model.layer_parameters if workload.method == "full" else workload.trained_parameters / workload.model.layers
     return layer * (workload.compute_bytes + 4.0)
 
 
 def step_bytes(workload: Workload) -> float:
     """Temporaries of the optimizer step: torch's foreach holds one more copy of the weights; compact states are unpacked one by one."""
+    if workload.sharding == "zero3" and workload.offload == "none":  # the gradients of a sub-group, put together
+        return min(ZERO3_SUB_GROUP, workload.trained_shard) * 4.0
     if workload.optimizer == "torch":
         return workload.trained_shard * float(workload.weight_bytes)
     if workload.optimizer == "adamw" and workload.precision != "bf16":

@@ -49,6 +49,9 @@ FITTED = Constants()
 FEED_TOKENS_PER_S = 2e7
 """Tokens that one shared Ray Data stream deals to all workers: measured with two workers on two CPU cores. It runs ahead of training."""
 
+HOST_BYTES_PER_S = 5e10
+"""Host memory bandwidth of one worker of eight: two sockets of eight DDR5-4800 channels reach about two thirds of 614 GB/s together."""
+
 
 @dataclass(frozen=True)
 class Throughput:
@@ -136,7 +139,7 @@ def activation_traffic(workload: Workload) -> float:
 
 
 def communication_seconds(workload: Workload, machine: Machine, c: Constants) -> dict[str, float]:
-    """Seconds of one micro-batch's collectives by link: two gathers of the weights, and a reduction of the trained gradients."""
+    """Seconds of one micro-batch's collectives by link: gathers of the weights, and a reduction of the trained gradients."""
     if workload.shards == 1 and workload.world_size == 1:
         return {"NVLink": 0.0, "network": 0.0}
     m, size = workload.model, workload.compute_bytes
@@ -144,8 +147,7 @@ def communication_seconds(workload: Workload, machine: Machine, c: Constants) ->
     if workload.method == "qlora":
         base = m.linear_parameters * NF4_WEIGHT + (m.parameters - m.linear_parameters) * float(size)
     trained = workload.trained_parameters
-    gathers = 3 if workload.sharding == "zero3" and workload.activation_checkpointing != "none" else 2
-    volume = gathers * base + trained * (4.0 if workload.precision != "bf16" else 2.0)
+    volume = weight_gathers(workload) * base + trained * (4.0 if workload.precision != "bf16" else 2.0)
     inside = min(workload.shards, machine.gpus_per_node)
     nodes = math.ceil(workload.shards / machine.gpus_per_node)
     near = volume * (inside - 1) / inside / (machine.node_link * c.link) if inside > 1 else 0.0
@@ -153,6 +155,15 @@ def communication_seconds(workload: Workload, machine: Machine, c: Constants) ->
     if workload.replicate > 1:  # once a step, the replicas add up their shards
         far += 2.0 * trained * 4.0 / workload.shards / (machine.network * c.link) / workload.micro_batches if machine.nodes > 1 else 0.0
     return {"NVLink" if machine.gpu.nvlink_gpus >= machine.gpus_per_node else "PCIe": near, "network": far}
+
+
+def weight_gathers(workload: Workload) -> int:
+    """How often a worker gathers every weight in a micro-batch: for the forward and the backward pass.
+
+    DeepSpeed keeps a layer between its recomputation and its backward pass, but not where its weights are frozen: counted on its collectives.
+    """
+    again = workload.sharding == "zero3" and workload.activation_checkpointing != "none" and workload.method != "full"
+    return 3 if again else 2
 
 
 def optimizer_seconds(workload: Workload, machine: Machine, c: Constants) -> float:
@@ -163,6 +174,8 @@ def optimizer_seconds(workload: Workload, machine: Machine, c: Constants) -> flo
     moved = elements * (3.0 * workload.weight_bytes + 2 * states) * passes
     seconds = moved / machine.gpu.memory_bandwidth
     if workload.offload != "none":
+        if workload.sharding == "zero3":
+            seconds = moved / HOST_BYTES_PER_S  # the CPU steps
         seconds += elements * 2.0 * workload.weight_bytes / (machine.gpu.pcie * c.link)
     return seconds
 

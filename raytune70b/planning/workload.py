@@ -32,7 +32,7 @@ class WorkloadError(UserError):
 class Workload:
     """One training run. `micro_batches` is per worker and optimizer step; sizes in blocks, tokens and bytes.
 
-    sharding: `fsdp2` (this trainer), `zero3` (DeepSpeed), `fsdp1` (torch's older wrapper, in published runs), `single`.
+    sharding: `fsdp2` and `zero3` (DeepSpeed), as this trainer has them, `fsdp1` (torch's older wrapper, in published runs), `single`.
     optimizer: this trainer's names, or `torch` for states in the weights' type and one copy of the weights while it steps.
     fused_norm: a norm is one kernel and keeps no fp32 copy. fused_mlp: the MLP's activation and product are one kernel.
     """
@@ -119,7 +119,13 @@ class Workload:
     @cached_property
     def trained_shard(self) -> int:
         """Trained elements that rank 0 holds."""
-        return sum(shard_numel(t.shape, self.shards) for t in self.trained)
+        return sum(self.held(t.shape) for t in self.trained)
+
+    def held(self, shape: tuple[int, ...], rank: int = 0) -> int:
+        """Elements of a tensor that a rank holds: rows, or under ZeRO-3 an equal flat piece with its padding."""
+        if self.sharding == "zero3":
+            return math.ceil(math.prod(shape) / self.shards)
+        return shard_numel(shape, self.shards, rank)
 
 
 def shard_numel(shape: tuple[int, ...], shards: int, rank: int = 0) -> int:

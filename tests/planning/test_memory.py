@@ -1,6 +1,7 @@
 """The memory plan: exact against what a sharded run really allocates, and its properties over a grid."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -67,6 +68,39 @@ def test_what_rests_equals_what_a_run_allocates(world_size):
         workload = from_config(config, world_size, config_shape(config, VOCAB))
         for rank, found in enumerate(ranks):
             assert resting_bytes(workload, rank) == found[name], (name, rank)
+
+
+def allocated_by_zero3(rank, world_size, overrides):
+    """The same under DeepSpeed."""
+    import torch
+
+    from raytune70b.training.engine import build_engine
+
+    def size(tensors):
+        memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return sum(memory.values())
+
+    torch.set_num_threads(1)
+    found = {}
+    for name, settings in overrides.items():
+        engine = build_engine(compose([*TINY, "model.sharding=zero3", *settings]), VOCAB, torch.device("cpu"))
+        masters = engine.zero.fp32_partitioned_groups_flat
+        states = [state[key] for state in engine.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+        found[name] = {
+            "parameters": size([*masters, *(p.ds_tensor for p in engine.model.parameters())]),
+            "gradients": size([engine.zero.grad_partitions_flat_buffer]), "optimizer states": size(states),
+        }  # fmt: skip
+    return found
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="the extra deepspeed is not installed")
+def test_what_rests_under_zero3_equals_what_a_run_allocates():
+    methods = {name: METHODS[name] for name in ("full", "lora", "lora-targets", "lora-saved", "qlora")}
+    methods |= {"fp32": ("model.precision=fp32",), "offload": ("model.offload=optimizer",)}
+    for rank, found in enumerate(distributed.run(allocated_by_zero3, 2, methods)):
+        for name, settings in methods.items():
+            config = compose([*TINY, "model.sharding=zero3", *settings])
+            assert resting_bytes(from_config(config, 2, config_shape(config, VOCAB)), rank) == found[name], (name, rank)
 
 
 @pytest.mark.parametrize("shards", range(1, 9))

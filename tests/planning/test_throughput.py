@@ -1,14 +1,16 @@
 """The time model: operations against torch's own counter, and the directions in which speed must move."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
 from raytune70b.config import compose
 from raytune70b.planning.hardware import machine
 from raytune70b.planning.parameters import model_shape
-from raytune70b.planning.throughput import attention_flops_per_token, model_flops_per_token, predict
+from raytune70b.planning.throughput import attention_flops_per_token, model_flops_per_token, predict, weight_gathers
 from raytune70b.planning.workload import Workload, from_config
+from tests import distributed
 
 TINY = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 128}  # fmt: skip
@@ -73,3 +75,48 @@ def test_one_stream_of_data_bounds_thousands_of_gpus():
 def test_replicas_trade_network_for_memory():
     slow = "hardware.network_gbit_s_per_gpu=25"
     assert speed(slow, "model.replicate=2", "cluster.workers=[8,16]").likely > speed(slow).likely
+
+
+LAYERED = ("model.sharding=zero3", "model.precision=fp32", "model.config.num_hidden_layers=8", "model.config.tie_word_embeddings=false",
+           "model.loss_chunk_tokens=8", "model.lora.rank=1")  # fmt: skip
+
+
+def elements_gathered(rank, world_size, cases):
+    """By case, what DeepSpeed gathers in a micro-batch as a multiple of the model; its limits are to this model's layers as to those of 70B."""
+    import torch
+
+    from raytune70b.model.dryrun import random_batch
+    from raytune70b.model.loss import loss_sum
+    from raytune70b.model.zero3 import import_deepspeed
+    from raytune70b.planning import memory
+    from raytune70b.training.engine import build_engine
+
+    layer, cpu = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192, torch.device("cpu")
+    import_deepspeed(cpu)
+    import deepspeed.runtime.zero.partition_parameters as partition
+
+    memory.ZERO3_LIVE_PARAMETERS, memory.ZERO3_PREFETCH_BUCKET, memory.ZERO3_PERSISTENT = round(layer / 0.856), round(layer * 0.05 / 0.856), 64
+    gathered, gather, found = [0], partition._dist_allgather_fn, {}
+
+    def counted(part, whole, *rest):
+        gathered[0] += whole.numel()
+        return gather(part, whole, *rest)
+
+    partition._dist_allgather_fn = counted
+    for method, checkpointing in cases:
+        config = compose([*LAYERED, f"model.method={method}", f"model.activation_checkpointing={checkpointing}"])
+        engine = build_engine(config, 96, cpu)
+        for _ in range(3):  # DeepSpeed learns the order of modules in the first
+            gathered[0] = 0
+            engine.backward(loss_sum(engine.model, random_batch(96, 16, 2, cpu), 8))
+            engine.update(engine.grad_norm(), 1.0, 1e-3)
+        found[method, checkpointing] = gathered[0] / sum(p.ds_numel for p in engine.model.parameters())
+    return found
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="the extra deepspeed is not installed")
+def test_the_gathers_of_zero3_are_those_that_deepspeed_makes():
+    cases = [(method, checkpointing) for method in ("full", "lora") for checkpointing in ("none", "full")]
+    for (method, checkpointing), found in distributed.run(elements_gathered, 2, cases)[0].items():
+        planned = weight_gathers(replace(from_config(compose([*LAYERED]), 2), method=method, activation_checkpointing=checkpointing))
+        assert planned - 0.35 < found < planned + 0.05, (method, checkpointing)  # what lies at the turn of the passes is gathered once
