@@ -1,6 +1,6 @@
 # Each target makes .venv and installs on first use, and again when pyproject.toml or the lock file changes.
 PYTHON ?= python3
-EXTRAS ?= dev,qlora,wandb
+EXTRAS ?= dev,qlora,deepspeed,wandb
 BIN := .venv/bin
 
 .PHONY: finetune test test-slow check lock clean

@@ -125,7 +125,7 @@ class Model:
     loss_chunk_tokens: int = limited(1024, low=0)
     """Tokens whose logits are held at once when the loss is computed; 0 holds them all."""
     sharding: str = limited("fsdp", choices=("fsdp", "zero3"))
-    """The sharding engine: fsdp is PyTorch FSDP2; zero3 is DeepSpeed ZeRO-3, for jobs/plan.py only."""
+    """The sharding engine: fsdp is PyTorch FSDP2; zero3 is DeepSpeed ZeRO-3 and needs the extra `deepspeed`. A run may change it when it is resumed."""
     replicate: int = limited(1, low=1)
     """Hybrid sharding: copies of the model; each is sharded over world_size / replicate workers."""
     offload: str = limited("none", choices=("none", "optimizer", "params"))
@@ -472,4 +472,18 @@ class Config:
             yield "train.optimizer", f"is {self.train.optimizer}, but model.precision is fp32; use adamw, or bf16_mixed or bf16"
         if self.sweep.usd is not None and self.budget.price_per_gpu_hour is None:
             yield "sweep.usd", f"is {self.sweep.usd}, but budget.price_per_gpu_hour is empty; set the price"
+        if self.model.sharding == "zero3":
+            yield from self.zero3_problems()
         yield from self.sweep.problems()
+
+    def zero3_problems(self) -> Iterator[Problem]:
+        """What DeepSpeed ZeRO-3 does not do, or not exactly."""
+        way_out = "or model.sharding=fsdp"
+        if self.model.precision == "bf16":
+            yield "model.precision", f"is bf16, but model.sharding is zero3, which trains fp32 master weights; use bf16_mixed, {way_out}"
+        if self.train.optimizer != "adamw":
+            yield "train.optimizer", f"is {self.train.optimizer}, but model.sharding is zero3, which keeps states in fp32; use adamw, {way_out}"
+        if self.model.replicate != 1:
+            yield "model.replicate", f"is {self.model.replicate}, but model.sharding is zero3, which keeps one copy of the model; use 1, {way_out}"
+        if self.model.compile:
+            yield "model.compile", f"is true, but model.sharding is zero3, whose hooks cannot be compiled; use false, {way_out}"

@@ -71,11 +71,15 @@ def check_model(hf: PretrainedConfig, seq_len: int, vocab_size: int, special_tok
 
 
 def check_libraries(config: schema.Config) -> None:
-    """Raises UserError where the run needs bitsandbytes, whose numbers of 4 and 8 bits it uses, and there is none."""
-    users = [("model.method", config.model.method, "qlora", "lora"), ("train.optimizer", config.train.optimizer, "adamw_8bit", "adamw_bf16")]
-    for key, value, needs, instead in users:
-        if value == needs and importlib.util.find_spec("bitsandbytes") is None:
-            raise UserError(f"{key}: {value} needs bitsandbytes, which is not installed; pip install 'raytune70b[qlora]', or use {key}={instead}")
+    """Raises UserError where the run needs bitsandbytes, whose numbers of 4 and 8 bits it uses, or DeepSpeed, and there is none."""
+    users = [
+        ("model.method", config.model.method, "qlora", "bitsandbytes", "qlora", "lora"),
+        ("train.optimizer", config.train.optimizer, "adamw_8bit", "bitsandbytes", "qlora", "adamw_bf16"),
+        ("model.sharding", config.model.sharding, "zero3", "deepspeed", "deepspeed", "fsdp"),
+    ]
+    for key, value, needs, library, extra, instead in users:
+        if value == needs and importlib.util.find_spec(library) is None:
+            raise UserError(f"{key}: {value} needs {library}, which is not installed; pip install 'raytune70b[{extra}]', or use {key}={instead}")
 
 
 def build_model(config: schema.Config, vocab_size: int, mesh: DeviceMesh, device: torch.device) -> nn.Module:
@@ -84,26 +88,37 @@ def build_model(config: schema.Config, vocab_size: int, mesh: DeviceMesh, device
     Weights come from `model.path`, or are random, equal for every world_size. Gradients are sums over all workers.
     device: where it trains; with `model.offload: params` the parameters rest in host memory. Raises UserError.
     """
-    check_libraries(config)
-    model = skeleton(config.model, vocab_size, device)
-    if config.model.method != "full":
-        add_adapters(model, config.model)
-    checkpoint_activations(model, config.model.activation_checkpointing)
+    model = unsharded(config, vocab_size, device)
     if config.model.compile:
         for layer in decoder_layers(model):
             layer.compile()
-    attach_loss(model)
     shard(model, mesh, config.model)
     register_loss(model)
     model.to_empty(device="cpu" if config.model.offload == "params" else device)
     restore_buffers(model, device)
     if config.model.gradients == "fp32":
         sum_in_fp32(model)
+    fill(model, config)
+    return model.train()
+
+
+def unsharded(config: schema.Config, vocab_size: int, device: torch.device) -> Any:
+    """The model on the meta device with adapters, activation checkpointing and the loss, before it is cut. Raises UserError."""
+    check_libraries(config)
+    model = skeleton(config.model, vocab_size, device)
+    if config.model.method != "full":
+        add_adapters(model, config.model)
+    checkpoint_activations(model, config.model.activation_checkpointing)
+    attach_loss(model)
+    return model
+
+
+def fill(model: Any, config: schema.Config) -> None:
+    """Gives a model that is cut its weights: from `model.path`, or random ones. Raises UserError."""
     if config.model.path is None:
         initialise(model, config.run.seed)
     else:
         load_weights(model, Path(config.model.path), config.run.seed)
-    return model.train()
 
 
 def skeleton(model: schema.Model, vocab_size: int, device: torch.device) -> Any:

@@ -28,6 +28,7 @@ from transformers.core_model_loading import MergeModulelist, WeightConverter, We
 from raytune70b.config import UserError
 from raytune70b.model.nf4 import Nf4Linear, quantise
 from raytune70b.model.shard import local_rows
+from raytune70b.model.zero3 import is_cut, touched_rows, whole_shape, write_rows
 
 
 def base_name(name: str) -> str:
@@ -79,25 +80,37 @@ class Slot:
     def shape(self) -> tuple[int, ...]:
         if self.quantised:
             return (self.module.out_features, self.module.in_features)  # type: ignore[return-value]
-        return tuple(self.tensor.shape)
+        return whole_shape(self.tensor)
+
+    @property
+    def stored(self) -> list[Tensor]:
+        """The tensors that hold it."""
+        return [self.tensor, self.module.weight_scale] if self.quantised else [self.tensor]  # type: ignore[list-item]
 
     def rows(self) -> tuple[int, int]:
-        """First row and end of this worker's share."""
-        if not isinstance(self.tensor, DTensor):
-            return 0, self.shape[0] if self.shape else 0
-        rows, start = local_rows(self.tensor)
-        return start, start + len(rows)
+        """First row and end of this worker's share; under ZeRO-3 two workers may share a row."""
+        starts, ends = zip(*(_rows(t) for t in self.stored), strict=True)
+        return min(starts), max(ends)
 
     def write(self, rows: Tensor, first: int = 0) -> None:
         """Takes this worker's rows from its `first` on, and quantises them where the layer is quantised."""
-        own = _local(self.tensor)
-        part = slice(first, first + len(rows)) if own.ndim else ...
-        if not self.quantised:
-            own[part].copy_(rows)
-        elif len(rows):
-            codes, scale = quantise(rows.to(own.device))
-            own[part].copy_(codes)
-            _local(self.module.weight_scale)[part].copy_(scale)
+        if self.quantised and not len(rows):
+            return
+        values = quantise(rows.to(self.tensor.device)) if self.quantised else (rows,)
+        for tensor, value in zip(self.stored, values, strict=True):
+            if is_cut(tensor):
+                write_rows(tensor, value, self.rows()[0] + first)
+            else:
+                _local(tensor)[slice(first, first + len(value)) if value.ndim else ...].copy_(value)
+
+
+def _rows(tensor: Tensor) -> tuple[int, int]:
+    if is_cut(tensor):
+        return touched_rows(tensor)
+    if not isinstance(tensor, DTensor):
+        return 0, tensor.shape[0] if tensor.ndim else 0
+    rows, start = local_rows(tensor)
+    return start, start + len(rows)
 
 
 def _local(tensor: Any) -> Tensor:

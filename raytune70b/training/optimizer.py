@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from raytune70b.config import UserError
 from raytune70b.model.shard import local_rows
+from raytune70b.model.zero3 import whole_shape
 from raytune70b.schema import Config
 
 STATES = {"adamw": "fp32", "adamw_bf16": "bf16", "adamw_8bit": "8bit"}
@@ -35,7 +36,7 @@ def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     betas = (train.beta1, train.beta2)
     in_fp32 = all(p.dtype == torch.float32 for group in groups for p in group["params"])
     offload = config.model.offload == "optimizer"
-    if train.optimizer == "adamw" and in_fp32 and not offload:
+    if config.model.sharding == "zero3" or (train.optimizer == "adamw" and in_fp32 and not offload):
         return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.eps, fused=True)
     return CompactAdamW(groups, train.learning_rate, betas, train.eps, STATES[train.optimizer], in_host_memory=offload)
 
@@ -44,8 +45,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """Trained parameters in two groups: matrices with weight decay, vectors (norms, biases) without."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in trained if len(whole_shape(p)) > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if len(whole_shape(p)) <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 

@@ -43,8 +43,6 @@ class Prepared:
 
 def prepare_run(config: Config) -> Prepared:
     """Checks a run's inputs and says what it will do."""
-    if config.model.sharding != "fsdp":
-        raise UserError(f"model.sharding: is {config.model.sharding}, which can be planned for but not trained with yet; use model.sharding=fsdp")
     config = absolute(config)
     data, run = Folder(config.data.path), Folder(config.run.path) / config.run.name
     manifest = read_manifest(data)

@@ -39,11 +39,15 @@ def load_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, state: d
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
     """The trained parameters by name; with nothing frozen, the persistent buffers too. Tied weights appear once."""
-    state: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    if all(p.requires_grad for p in model.parameters()):
-        kept = model.state_dict().keys()
-        state |= {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    return state
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad} | buffer_state(model)
+
+
+def buffer_state(model: nn.Module) -> dict[str, Tensor]:
+    """The persistent buffers, where nothing is frozen."""
+    if not all(p.requires_grad for p in model.parameters()):
+        return {}
+    kept = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

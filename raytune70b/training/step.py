@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from raytune70b.blocks.batch import Arrays
 from raytune70b.model.loss import loss_sum
+from raytune70b.training.engine import Engine
 from raytune70b.training.guards import Guard
-
-NORM_PIECE = 1 << 24
-"""Elements of a gradient that are squared at once: their fp64 copy is 134 MB."""
 
 
 @dataclass
@@ -49,8 +45,8 @@ def seed_micro_batch(seed: int, step: int, micro_batch: int) -> None:
 
 
 def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, micro_batches: list[Arrays], *, trained_tokens: int, learning_rate: float,
-    max_grad_norm: float, loss_chunk_tokens: int, seed: int, step: int, guard: Guard, device: torch.device,
+    engine: Engine, micro_batches: list[Arrays], *, trained_tokens: int, learning_rate: float, max_grad_norm: float,
+    loss_chunk_tokens: int, seed: int, step: int, guard: Guard, device: torch.device,
 ) -> StepResult:  # fmt: skip
     """Forward, backward and update on this rank's micro-batches. `trained_tokens` counts those of the global batch."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -58,54 +54,20 @@ def train_step(
     total = torch.zeros((), dtype=torch.float64, device=device)
     for turn, arrays in enumerate(micro_batches):
         seed_micro_batch(seed, step, turn * world + rank)
-        loss = loss_sum(model, to_device(arrays, device), loss_chunk_tokens) / max(1, trained_tokens)
-        loss.backward()
+        loss = loss_sum(engine.model, to_device(arrays, device), loss_chunk_tokens) / max(1, trained_tokens)
+        engine.backward(loss)
         total += loss.detach()
     dist.all_reduce(total)
     forward_backward = time.perf_counter()
-    norm = grad_norm(model)
+    norm = engine.grad_norm()
     result_loss, result_norm = total.item(), norm.item()
     skipped = guard.judge(result_loss, result_norm)
     if skipped is None:
-        clip(model, norm, max_grad_norm)
-        for group in optimizer.param_groups:
-            set_rate(group, learning_rate)
-        optimizer.step()
-    optimizer.zero_grad()
+        engine.update(norm, max_grad_norm, learning_rate)
+    else:
+        engine.forget()
     seconds = {"forward_backward": forward_backward - begin, "optimizer": time.perf_counter() - forward_backward}
     return StepResult(result_loss, result_norm, skipped, seconds)
-
-
-def set_rate(group: dict[str, Any], learning_rate: float) -> None:
-    """Sets a group's rate; an optimizer that keeps it in a tensor (for torch.compile) keeps that tensor."""
-    if isinstance(group["lr"], torch.Tensor):
-        group["lr"].fill_(learning_rate)
-    else:
-        group["lr"] = learning_rate
-
-
-@torch.no_grad()
-def grad_norm(model: nn.Module) -> torch.Tensor:
-    """The global 2-norm over all shards, a plain fp32 scalar, the same on all ranks (pytorch/pytorch#170862).
-
-    Summed in fp64: how shards are cut and in which order they are added then vanishes in the rounding to fp32. Were the norm
-    another in its last bit, clipping would change every gradient, and 16-bit states and weights would round other ways.
-    """
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    mesh = next((g.device_mesh for g in grads if isinstance(g, DTensor)), None)
-    total = torch.zeros((), dtype=torch.float64, device=mesh.device_type if mesh else grads[0].device)
-    for grad in grads:
-        local = grad.to_local() if isinstance(grad, DTensor) else grad
-        for piece in local.flatten().split(NORM_PIECE):
-            total += torch.linalg.vector_norm(piece, dtype=torch.float64).square().to(total.device, non_blocking=True)
-    if mesh is not None:
-        dist.all_reduce(total, group=mesh.get_group(mesh.ndim - 1))  # over the shards; copies of the model hold the same
-    return total.sqrt().float()
-
-
-def clip(model: nn.Module, norm: torch.Tensor, max_norm: float) -> None:
-    """Scales gradients down to `max_norm`."""
-    torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
 
 
 @torch.no_grad()

@@ -23,21 +23,18 @@ from raytune70b.blocks.order import Ids
 from raytune70b.blocks.stream import BlockStream, validation_batches
 from raytune70b.config import UserError
 from raytune70b.model.dryrun import dry_run
-from raytune70b.model.load import build_model
-from raytune70b.model.shard import make_mesh, reshard
 from raytune70b.planning.advice import memory_line, workload_of
 from raytune70b.tracking.metrics import WorkerMetrics
 from raytune70b.training.checkpoint import Cursor
 from raytune70b.training.commits import Commits
+from raytune70b.training.engine import build_engine
 from raytune70b.training.guards import Guard
 from raytune70b.training.job import Job
 from raytune70b.training.mailbox import HAND_OVER, STOP, Link
-from raytune70b.training.optimizer import build_optimizer
 from raytune70b.training.pace import Pace
 from raytune70b.training.preemption import Notice, Preempted
 from raytune70b.training.saver import Saver
 from raytune70b.training.schedule import learning_rate
-from raytune70b.training.state import state_dict
 from raytune70b.training.step import StepResult, train_step, validation_sums
 from raytune70b.training.watchdog import Heart
 
@@ -128,20 +125,20 @@ class Worker:
         self.cursor = dataclasses.replace(found, mlflow_run_id=self.job.mlflow_run_id) if found else self.cursor
         self.shard = self.ask_for_data()
         chosen = time.monotonic()
-        mesh = make_mesh(self.world, self.config.model.replicate, self.device.type)
-        self.model = build_model(self.config, self.job.vocab_size, mesh, self.device)
-        self.optimizer = build_optimizer(self.model, self.config)
+        self.engine = build_engine(self.config, self.job.vocab_size, self.device)
+        self.model = self.engine.model
         built = time.monotonic()
         if found is not None:
-            saver.load(state_dict(self.model, self.optimizer), found)  # live tensors: loading fills them in place
+            saver.load(self.engine.state(), found)
+            self.engine.loaded()
         elif self.config.train.dry_run:
-            state_dict(self.model, self.optimizer)  # makes the optimizer's states: they count
+            self.engine.state()  # makes the optimizer's states: they count
             manifest = self.job.validation.manifest
             dry_run(self.model, self.config, manifest.vocab_size, manifest.seq_len, self.job.feed.micro_batch_size, self.device, self.memory_plan())
+            self.engine.forget()
         self.guard = Guard(self.config.train.spike_sigma, self.config.train.max_bad_steps, list(self.cursor.recent_losses), self.cursor.bad_in_a_row)
         pace = Pace(self.config.checkpoint.every, self.config.cluster.mtbf_hours / machines, self.cursor.step)
-        self.commits = Commits(saver, pace, self.link, self.control, lambda: state_dict(self.model, self.optimizer), self.cursor.ledger,
-                               self.job.evaluate_every)  # fmt: skip
+        self.commits = Commits(saver, pace, self.link, self.control, self.engine.state, self.cursor.ledger, self.job.evaluate_every)
         if self.rank == 0:
             seconds = {"choose": chosen - begin, "build": built - chosen, "load": time.monotonic() - built}
             self.link.send("group_ready", world_size=self.world, resumed_step=self.cursor.step, seconds=seconds)
@@ -205,7 +202,7 @@ class Worker:
         train, begin = self.config.train, time.perf_counter()
         rate = learning_rate(train, step, self.job.feed.total_steps)
         result = train_step(
-            self.model, self.optimizer, micro_batches, trained_tokens=trained_tokens, learning_rate=rate, max_grad_norm=train.max_grad_norm,
+            self.engine, micro_batches, trained_tokens=trained_tokens, learning_rate=rate, max_grad_norm=train.max_grad_norm,
             loss_chunk_tokens=self.config.model.loss_chunk_tokens, seed=self.config.run.seed, step=step, guard=self.guard, device=self.device,
         )  # fmt: skip
         tokens = len(ids) * self.job.validation.manifest.seq_len
@@ -254,7 +251,7 @@ class Worker:
             self.at("validate")
             loss, trained = validation_sums(self.model, arrays, self.config.model.loss_chunk_tokens, self.device)
             sums += torch.tensor([loss, trained], dtype=torch.float64)
-        reshard(self.model)  # without a backward pass the root stays gathered, and a checkpoint would hold the gathered copies
+        self.engine.rest()
         self.model.train()
         if leave in (STOPPED, PREEMPTED):
             return leave

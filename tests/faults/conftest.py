@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from tests.faults.fleet import MODEL, Fleet, Launch
 STEPS = 160
 SETTINGS = ("train.epochs=2", "checkpoint.every=7", "validation.every=40", "train.warmup_steps=5", "cluster.resize_check_s=2",
             "tracking.close_timeout_s=120")  # fmt: skip
+ZERO3 = pytest.param("zero3", marks=[pytest.mark.slow, pytest.mark.skipif(find_spec("deepspeed") is None, reason="the extra deepspeed is not installed")])
+"""The other sharding engine, compared with the same undisturbed run; its rows are slow ones."""
 
 
 @pytest.fixture(scope="package")

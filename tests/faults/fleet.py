@@ -37,7 +37,7 @@ class Fleet:
     def __init__(self, folder: Path, environment: dict[str, str] | None = None):
         self.faults = folder / "faults.json"
         self.misbehave()
-        self._environment = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "FAULTS_FILE": str(self.faults), "PYTHONPATH": f"{Path(__file__).parent / 'injected'}", **(environment or {})}
+        self._environment = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "FAULTS_FILE": str(self.faults), "PYTHONPATH": f"{Path(__file__).parent / 'injected'}{os.pathsep}{ROOT}", **(environment or {})}
         self._before = {name: os.environ.get(name) for name in self._environment}
         os.environ.update(self._environment)  # the nodes' processes inherit it
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})

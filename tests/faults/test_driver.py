@@ -8,15 +8,16 @@ import sqlite3
 import pytest
 
 from raytune70b.training.checkpoint import folder_name, newest, whole_steps
-from tests.faults.conftest import check_undisturbed
+from tests.faults.conftest import ZERO3, check_undisturbed
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.slow
-def test_a_run_goes_on_after_its_driver_was_killed_and_stopped(fleet, start, data, reference):
+@pytest.mark.parametrize("sharding", ["fsdp", ZERO3])
+def test_a_run_goes_on_after_its_driver_was_killed_and_stopped(fleet, start, data, reference, sharding):
     fleet.size(1)
     fleet.misbehave(pace=0.05)
-    run = start("cluster.workers=[1,2]")
+    run = start("cluster.workers=[1,2]", f"model.sharding={sharding}")
     checkpoints = run.folder / "checkpoints"
     run.until_steps(5)
     with sqlite3.connect(run.folder.local.parent / "mlflow.db", timeout=60) as database:
@@ -31,7 +32,7 @@ def test_a_run_goes_on_after_its_driver_was_killed_and_stopped(fleet, start, dat
     content = bytearray(rotten.read_bytes())
     content[len(content) // 2] ^= 1
     rotten.write_bytes(content)
-    run = start("cluster.workers=[1,2]")
+    run = start("cluster.workers=[1,2]", f"model.sharding={sharding}")
     run.until_steps(1)
     assert run.records("group_ready")[-1]["resumed_step"] == whole[-2]
     assert any(f"step {whole[-1]} is not used" in r["text"] and "checksum" in r["text"] for r in run.records("warning"))
@@ -46,7 +47,7 @@ def test_a_run_goes_on_after_its_driver_was_killed_and_stopped(fleet, start, dat
     assert not [r for r in run.records("validation") if r["step"] == step], "it was interrupted"
 
     fleet.misbehave()
-    run = start("cluster.workers=[1,2]")
+    run = start("cluster.workers=[1,2]", f"model.sharding={sharding}")
     assert run.end() == 0
     assert [r for r in run.records("validation") if r["step"] == step], "and is made up for"
     check_undisturbed(run, data, reference)

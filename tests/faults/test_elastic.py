@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from tests.faults.conftest import STEPS, check_undisturbed
+from raytune70b.training.checkpoint import newest, saved_steps
+from tests.faults.conftest import STEPS, ZERO3, check_undisturbed
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +33,12 @@ def pauses(records, since: float) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.timeout(900)
-def test_a_run_through_kills_losses_joins_and_a_preemption(fleet, start, data, reference):
+@pytest.mark.parametrize("sharding", ["fsdp", ZERO3])
+def test_a_run_through_kills_losses_joins_and_a_preemption(fleet, start, data, reference, sharding):
     """W: 4, a worker killed, 4; a node lost, 2; half a node joins, 3, which does not divide the batch; a node joins, 4; a notice, 2 or 3."""
     fleet.size(2)
     fleet.misbehave(pace=0.1)
-    run = start("cluster.workers=[1,4]")
+    run = start("cluster.workers=[1,4]", f"model.sharding={sharding}")
     run.until_world(4)
 
     wait_a_little(fleet, run)
@@ -74,3 +76,30 @@ def test_a_run_through_kills_losses_joins_and_a_preemption(fleet, start, data, r
     assert run.records("step")[-1]["step"] == STEPS
     assert {r["world_size"] for r in run.records("step")} == {2, 3, 4}
     check_undisturbed(run, data, reference)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sharding", ["fsdp", ZERO3])
+def test_a_worker_killed_inside_a_save(fleet, start, data, reference, sharding):
+    fleet.size(1)
+    fleet.misbehave(pace=0.05)
+    run = start("cluster.workers=[2,2]", f"model.sharding={sharding}")
+    checkpoints = run.folder / "checkpoints"
+    caught = 0
+    while caught < 2:
+        run.until_steps(3)
+        unpublished = run.until(lambda _: unfinished(checkpoints))
+        victim, hurt = CHANCE.choice(run.workers())["pid"], time.time()
+        os.kill(victim, signal.SIGKILL)
+        run.until_world(2, hurt)
+        resumed = run.records("group_ready")[-1]["resumed_step"]
+        caught += resumed < unpublished
+    fleet.misbehave()
+    assert run.end() == 0
+    check_undisturbed(run, data, reference)
+
+
+def unfinished(checkpoints) -> int:
+    """The step of a checkpoint that is being written, 0 where none is."""
+    steps, whole = saved_steps(checkpoints), newest(checkpoints)
+    return steps[-1] if steps and whole is not None and steps[-1] > whole.step else 0

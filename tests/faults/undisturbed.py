@@ -25,18 +25,16 @@ def _train(rank: int, world: int, arguments: list[str]) -> Undisturbed:
 
     from raytune70b.blocks.stream import ARRAYS
     from raytune70b.config import compose
-    from raytune70b.model.load import build_model
-    from raytune70b.model.shard import make_mesh
+    from raytune70b.training.engine import build_engine
     from raytune70b.training.guards import Guard
-    from raytune70b.training.optimizer import build_optimizer
     from raytune70b.training.prepared import prepare_run
     from raytune70b.training.schedule import learning_rate
     from raytune70b.training.step import train_step
 
     prepared = prepare_run(compose(arguments))
     config, feed = prepared.config, prepared.feed
-    model = build_model(config, prepared.manifest.vocab_size, make_mesh(world, 1, "cpu"), torch.device("cpu"))
-    optimizer, guard, micro = build_optimizer(model, config), Guard(0.0, 5), feed.micro_batch_size
+    engine = build_engine(config, prepared.manifest.vocab_size, torch.device("cpu"))
+    guard, micro = Guard(0.0, 5), feed.micro_batch_size
     all_ids, losses = [], []
     for step, ids in feed.order.step_ids(0, feed.total_steps):
         rows = feed.reader.rows(ids)
@@ -44,7 +42,7 @@ def _train(rank: int, world: int, arguments: list[str]) -> Undisturbed:
         trained = torch.tensor(sum(int((p["labels"] >= 0).sum()) for p in parts))
         dist.all_reduce(trained)
         result = train_step(
-            model, optimizer, parts, trained_tokens=int(trained), learning_rate=learning_rate(config.train, step, feed.total_steps),
+            engine, parts, trained_tokens=int(trained), learning_rate=learning_rate(config.train, step, feed.total_steps),
             max_grad_norm=config.train.max_grad_norm, loss_chunk_tokens=config.model.loss_chunk_tokens, seed=config.run.seed, step=step, guard=guard,
             device=torch.device("cpu"),
         )  # fmt: skip

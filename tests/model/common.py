@@ -16,6 +16,7 @@ from raytune70b.model.load import build_model
 from raytune70b.model.loss import loss_sum
 from raytune70b.model.shard import make_mesh
 from raytune70b.schema import Config
+from raytune70b.training.engine import Fsdp
 from raytune70b.training.guards import Guard
 from raytune70b.training.optimizer import build_optimizer
 from raytune70b.training.step import train_step
@@ -52,7 +53,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, da
     results = []
     for step, batch in enumerate(data, start=first):
         result = train_step(
-            model, optimizer, micro_batches(batch), trained_tokens=int((batch["labels"] != -100).sum()), learning_rate=config.train.learning_rate,
+            Fsdp(model, optimizer), micro_batches(batch), trained_tokens=int((batch["labels"] != -100).sum()), learning_rate=config.train.learning_rate,
             max_grad_norm=config.train.max_grad_norm, loss_chunk_tokens=config.model.loss_chunk_tokens, seed=0, step=step, guard=Guard(0.0, 5), device=CPU,
         )  # fmt: skip
         results.append((result.loss, result.grad_norm))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -176,12 +177,20 @@ def test_data_and_model_that_disagree_are_refused_with_both_numbers():
         check_model(hf, 128, 300, {"eos_token_id": 3})
 
 
-@pytest.mark.parametrize(("override", "way_out"), [("model.method=qlora", "model.method=lora"), ("train.optimizer=adamw_8bit", "train.optimizer=adamw_bf16")])
-def test_a_run_that_needs_bitsandbytes_says_so_before_ray_starts(blocks, tmp_path, monkeypatch, override, way_out):
+LIBRARIES = [
+    ("model.method=qlora", "bitsandbytes", "qlora", "model.method=lora"),
+    ("train.optimizer=adamw_8bit", "bitsandbytes", "qlora", "train.optimizer=adamw_bf16"),
+    ("model.sharding=zero3", "deepspeed", "deepspeed", "model.sharding=fsdp"),
+]
+
+
+@pytest.mark.parametrize(("override", "library", "extra", "way_out"), LIBRARIES)
+def test_a_run_that_needs_a_library_says_so_before_ray_starts(blocks, tmp_path, monkeypatch, override, library, extra, way_out):
     config = compose([f"data.path={blocks[0].uri}", f"run.path={tmp_path}/runs", override])
-    assert prepare_run(config).config.train.optimizer == config.train.optimizer
+    if find_spec(library) is not None:
+        assert prepare_run(config).config.train.optimizer == config.train.optimizer
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=rf"needs bitsandbytes, which is not installed; pip install 'raytune70b\[qlora\]', or use {way_out}"):
+    with pytest.raises(UserError, match=rf"needs {library}, which is not installed; pip install 'raytune70b\[{extra}\]', or use {way_out}"):
         prepare_run(config)
 
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from raytune70b.config import UserError, compose
 from raytune70b.model.dryrun import advice, dry_run
 from raytune70b.model.shard import make_mesh, require_sharded, sum_gradients
-from raytune70b.training.step import grad_norm
+from raytune70b.training.engine import Fsdp
 from tests import reference
 from tests.distributed import run
 from tests.model import common
@@ -96,7 +96,7 @@ def norm_of_ones(rank: int, world_size: int) -> float:
     assert isinstance(model, FSDPModule)
     sum_gradients(model)
     (model(torch.ones(1, 2)).sum() / world_size).backward()
-    return grad_norm(model).item()
+    return Fsdp(model, torch.optim.SGD(model.parameters())).grad_norm().item()
 
 
 def test_the_gradient_norm_of_a_2x2_matrix_of_ones_on_two_ranks_is_2():

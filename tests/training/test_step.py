@@ -24,6 +24,7 @@ def poison(module, inputs, output):
 def steps_of_a_rank(rank, world, poisoned):
     from raytune70b.model.load import build_model
     from raytune70b.model.shard import make_mesh
+    from raytune70b.training.engine import Fsdp
     from raytune70b.training.guards import Guard
     from raytune70b.training.optimizer import build_optimizer
     from raytune70b.training.step import train_step
@@ -31,7 +32,7 @@ def steps_of_a_rank(rank, world, poisoned):
     torch.set_num_threads(1)
     config, device = settings(), torch.device("cpu")
     model = build_model(config, VOCAB, make_mesh(world, 1, "cpu"), device)
-    optimizer, guard, results = build_optimizer(model, config), Guard(0.0, 5), []
+    engine, guard, results = Fsdp(model, build_optimizer(model, config)), Guard(0.0, 5), []
     for step, batch in enumerate(reference.batches(STEPS, ROWS, SEQ, VOCAB)):
         arrays = {name: values.numpy().astype(np.int32) for name, values in batch.items()}
         turns = rounds(ROWS, 2, world)
@@ -42,7 +43,7 @@ def steps_of_a_rank(rank, world, poisoned):
             hook = model.get_decoder().norm.register_forward_hook(poison)
         before = [p.detach().to_local().clone() for p in model.parameters()]
         trained = int((arrays["labels"] >= 0).sum())
-        result = train_step(model, optimizer, micro, trained_tokens=trained, learning_rate=1e-2, max_grad_norm=1.0, loss_chunk_tokens=8,
+        result = train_step(engine, micro, trained_tokens=trained, learning_rate=1e-2, max_grad_norm=1.0, loss_chunk_tokens=8,
                             seed=1, step=step, guard=guard, device=device)  # fmt: skip
         same = all(torch.equal(a, p.detach().to_local()) for a, p in zip(before, model.parameters(), strict=True))
         results.append((result.loss, result.grad_norm, result.skipped, same))
@@ -76,15 +77,15 @@ def norm_of_ones(rank, world):
     from torch.distributed.fsdp import fully_shard
 
     from raytune70b.model.shard import make_mesh
-    from raytune70b.training.step import clip, grad_norm
+    from raytune70b.training.engine import Fsdp
 
     model = nn.Linear(2, 2, bias=False)
     fully_shard(model, mesh=make_mesh(world, 1, "cpu"))
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    norm = grad_norm(model)
-    clip(model, norm, 1.0)
-    return norm.item(), grad_norm(model).item()
+    engine, before = Fsdp(model, torch.optim.SGD(model.parameters())), model.weight.full_tensor().detach().clone()
+    model.weight.grad = torch.ones_like(model.weight)
+    norm = engine.grad_norm()
+    engine.update(norm, max_norm=1.0, learning_rate=1.0)
+    return norm.item(), (model.weight.full_tensor() - before).norm().item()
 
 
 def test_the_norm_is_that_of_all_shards():
