@@ -185,7 +185,7 @@ class Zero3:
 
     @torch.no_grad()
     def loaded(self) -> None:
-        self.deepspeed.empty_partition_cache()  # small weights stay gathered, with the values from before
+        self.zero.empty_partition_cache()  # small weights stay gathered, with the values from before
         for weights, masters in zip(self.zero.fp16_partitioned_groups_flat, self.zero.fp32_partitioned_groups_flat, strict=True):
             weights.copy_(masters)
 

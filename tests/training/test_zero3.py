@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib.util import find_spec
 from math import prod
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from raytune70b.config import UserError, compose
 from raytune70b.export.tensors import Checkpoint, load_alone
-from raytune70b.model.zero3 import boxes
+from raytune70b.model.zero3 import boxes, import_deepspeed
 from raytune70b.storage import Folder
 from raytune70b.training.checkpoint import Cursor, folder_name
 from tests import reference
@@ -41,6 +42,9 @@ def data(steps: int = STEPS) -> list:
 def build(folder: Path, sharding: str, *settings: str):
     from raytune70b.training.engine import build_engine
 
+    if sharding == "zero3":
+        import_deepspeed(common.CPU)
+        gc.freeze()  # it collects garbage at every build: what is imported is none
     config = common.config_for(folder, *(settings or ("full", "fp32")), f"model.sharding={sharding}")
     return build_engine(config, common.VOCAB, common.CPU), config
 
