@@ -11,7 +11,7 @@ from raytune70b.evaluation.job import Evaluated, measures
 from raytune70b.export.card import FACTS
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
-from raytune70b.tracking.mlflow import tracking_uri
+from raytune70b.tracking.mlflow import experiment_id, tracking_uri
 
 FILES = ("page.html", "results.json", "answers.jsonl")
 METRICS_PER_REQUEST = 900
@@ -49,9 +49,7 @@ def _origin(evaluated: Evaluated) -> dict[str, Any]:
 
 
 def _new_run(client: Any, config: Config, evaluated: Evaluated) -> str:
-    experiment = client.get_experiment_by_name(config.tracking.experiment)
-    number = experiment.experiment_id if experiment is not None else client.create_experiment(config.tracking.experiment)
-    return client.create_run(number, run_name=f"evaluation of {evaluated.compared.title}").info.run_id
+    return client.create_run(experiment_id(client, config), run_name=f"evaluation of {evaluated.compared.title}").info.run_id
 
 
 def _allowed(name: str) -> str:

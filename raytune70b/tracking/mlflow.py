@@ -51,6 +51,16 @@ def tracking_uri(config: Config) -> str | None:
     return f"sqlite:///{Folder(config.run.path).local}/mlflow.db"
 
 
+def experiment_id(client: Any, config: Config) -> str:
+    """The id of `tracking.experiment`, which is made if there is none. The artifacts of a database file lie beside it, not in the current folder."""
+    name, uri = config.tracking.experiment, tracking_uri(config) or ""
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return found.experiment_id
+    file = Path(uri.removeprefix("sqlite:///")).absolute() if uri.startswith("sqlite:///") else None
+    return client.create_experiment(name, artifact_location=f"{file.parent}/mlflow-artifacts" if file else None, tags={"mlflow.experimentKind": "custom_model_development"})
+
+
 def parameters(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested settings as MLflow parameters: dotted names of allowed characters, values as text of any length."""
     flat: dict[str, str] = {}
@@ -183,7 +193,7 @@ class MlflowMirror:
         if run_id is not None:
             return run_id
         self._run.write(IDS, json.dumps(known).encode())  # the key first: a kill in between leaves no second run
-        experiment = self._experiment(client)
+        experiment = experiment_id(client, self._config)
         found = client.search_runs([experiment], f"tags.`raytune70b.key` = '{known['key']}'")
         if found:
             run_id = found[0].info.run_id
@@ -198,14 +208,6 @@ class MlflowMirror:
 
     def _known(self) -> dict[str, Any]:
         return json.loads(self._run.read(IDS)) if self._run.size(IDS) is not None else {"key": uuid.uuid4().hex, "runs": {}}
-
-    def _experiment(self, client: Any) -> str:
-        name = self._config.tracking.experiment
-        found = client.get_experiment_by_name(name)
-        if found is not None:
-            return found.experiment_id
-        beside = f"{Folder(self._config.run.path).local}/mlflow-artifacts" if self._config.tracking.mlflow == "sqlite" else None
-        return client.create_experiment(name, artifact_location=beside, tags={"mlflow.experimentKind": "custom_model_development"})
 
     def _deliver(self) -> None:
         while self._tasks:

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from raytune70b.config import compose, to_dict
 from raytune70b.storage import Folder
 from raytune70b.tracking import mlflow as mirror_module
-from raytune70b.tracking.mlflow import LONGEST_VALUE, MlflowMirror, parameters, shortened, tracking_uri
+from raytune70b.tracking.mlflow import LONGEST_VALUE, MlflowMirror, experiment_id, parameters, shortened, tracking_uri
 from tests.tracking.conftest import wait_for
 from tests.tracking.run_of_records import Story
 
@@ -215,3 +215,10 @@ def test_a_child_run_names_its_parent(tmp_path):
     child = mirror(child_config, (Folder(tmp_path) / "child").make())
     assert child.close("finished", 60) is None
     assert MlflowClient(tracking_uri(config)).get_run(child.run_id).data.tags["mlflow.parentRunId"] == parent.run_id
+
+
+def test_the_artifacts_of_a_database_file_lie_beside_it(tmp_path):
+    config = compose([f"tracking.mlflow=sqlite:///{tmp_path}/mlflow.db"])
+    client = MlflowClient(tracking_uri=config.tracking.mlflow)
+    made = experiment_id(client, config)
+    assert client.get_experiment(made).artifact_location == f"{tmp_path}/mlflow-artifacts" and experiment_id(client, config) == made
