@@ -1,4 +1,4 @@
-"""Seconds from a fault to the next trained step, here and with a plain TorchTrainer of default settings, on one cluster.
+"""Seconds from a fault to the next trained step: here, with a plain TorchTrainer of default settings, and with torchrun.
 
 usage: python tests/benchmarks/recovery.py [rounds, default 1]     (a few minutes a round)
 
@@ -24,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from raytune70b.storage import Folder
+from tests.benchmarks.recovery_torchrun import Agents
 from tests.conftest import write_blocks
 from tests.faults.fleet import ROOT, Fleet
 
@@ -49,14 +50,14 @@ def longest_pause(steps: Steps, since: float) -> float:
     return max(b - a for a, b in itertools.pairwise(times))
 
 
-def hurt(fleet: Fleet, steps: Steps, victim: Callable[[], int]) -> list[float]:
+def hurt(steps: Steps, victim: Callable[[], int], lose: Callable[[], None], join: Callable[[], None]) -> list[float]:
     """The three faults, one after the other; seconds without a step for each."""
     found = []
-    for fault, world in zip((lambda: os.kill(victim(), signal.SIGKILL), lambda: fleet.lose(fleet.nodes[-1].node_id), fleet.join), (4, 2, 4), strict=True):
+    for fault, world in zip((lambda: os.kill(victim(), signal.SIGKILL), lose, join), (4, 2, 4), strict=True):
         time.sleep(3)
         begin = time.time()
         fault()
-        settled = time.time() + 2 if world == 4 and fault is not fleet.join else begin  # steps of the group that was killed do not count
+        settled = time.time() + 2 if world == 4 and fault is not join else begin  # steps of the group that was killed do not count
         wait(steps, world, settled)
         time.sleep(2)
         found.append(longest_pause(steps, begin))
@@ -70,7 +71,7 @@ def ours(fleet: Fleet, folder: Path) -> list[float]:
                       "validation.max_blocks=4", "cluster.resize_check_s=5", "tracking.mlflow=null", "tracking.report=false", "run.quiet=true")  # fmt: skip
     try:
         wait(lambda: run.records("step"), 4, 0)
-        return hurt(fleet, lambda: run.records("step"), lambda: run.workers()[-1]["pid"])
+        return hurt(lambda: run.records("step"), lambda: run.workers()[-1]["pid"], lambda: fleet.lose(fleet.nodes[-1].node_id), fleet.join)
     finally:
         run.stop()
 
@@ -81,36 +82,47 @@ def plain(fleet: Fleet, folder: Path) -> list[float]:
     with (folder / "plain.txt").open("w") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
 
-    def steps() -> list[dict[str, Any]]:
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
     try:
-        wait(steps, 4, 0)
-        return hurt(fleet, steps, lambda: steps()[-1]["pid"])
+        wait(lambda: logged(log), 4, 0)
+        return hurt(lambda: logged(log), lambda: logged(log)[-1]["pid"], lambda: fleet.lose(fleet.nodes[-1].node_id), fleet.join)
     finally:
         process.kill()
         process.wait()
 
 
+def logged(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def torchrun(fleet: Fleet, folder: Path) -> list[float]:
+    log, agents = folder / "steps.jsonl", Agents(folder)
+    try:
+        wait(lambda: logged(log), 4, 0)
+        return hurt(lambda: logged(log), lambda: logged(log)[-1]["pid"], agents.lose, agents.join)
+    finally:
+        agents.close()
+
+
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    results: dict[str, list[list[float]]] = {"ours": [], "plain": []}
+    sides = {"ours": ours, "torchrun": torchrun, "plain": plain}
+    results: dict[str, list[list[float]]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as top:
         fleet = Fleet(Path(top))
         for n in range(rounds):
-            for name, side in (("ours", ours), ("plain", plain)):
+            for name, side in sides.items():
                 fleet.size(2)
                 folder = Path(top) / f"{name}{n}"
                 folder.mkdir()
                 results[name].append(side(fleet, folder))
                 print(f"{name}: {[round(s, 1) for s in results[name][-1]]}, load {os.getloadavg()[0]:.1f}", flush=True)
-                if n + 1 < rounds or name == "ours":
-                    time.sleep(190 if name == "plain" else 5)  # a killed driver's reservation holds the machines for three minutes
+                if n + 1 < rounds and name == "plain":
+                    time.sleep(190)  # a killed driver's reservation holds the machines for three minutes
         fleet.close()
-    print("| fault | here, s | plain Ray Train, s | ratio |\n|---|---|---|---|")
+    print("| fault | here, s | plain Ray Train, s | torchrun, s | here / plain |\n|---|---|---|---|---|")
     for n, fault in enumerate(FAULTS):
-        a, b = (statistics.median(r[n] for r in results[name]) for name in ("ours", "plain"))
-        print(f"| {fault} | {a:.1f} | {b:.1f} | {a / b:.2f} |")
+        a, b, c = (statistics.median(r[n] for r in results[name]) for name in ("ours", "plain", "torchrun"))
+        print(f"| {fault} | {a:.1f} | {b:.1f} | {c:.1f} | {a / b:.2f} |")
     print(json.dumps(results))
 
 

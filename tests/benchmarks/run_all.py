@@ -35,6 +35,7 @@ BENCHMARKS = {
     "data_dedup": "Near duplicates",
     "data_pipeline": "The whole data pipeline",
     "data_read": "Reading token blocks back",
+    "sweep_default": "The default's sweep",
     "sweep_vs_grid": "Sweep against grid",
     "generation_throughput": "Generation",
     "export_memory": "Export memory",
