@@ -18,6 +18,7 @@ from raytune70b.training.mailbox import STOP, Mailbox
 from tests import distributed
 from tests.export.run_folders import run_config, write_data, write_runs
 
+pytestmark = pytest.mark.slow
 PAIRS = tuple(Pair(n, (5, 6, 7 + n), "", "The Supplier.", "question", "en", "file") for n in range(3))
 
 

@@ -91,6 +91,7 @@ def prometheus(tmp_path):
 
 
 @needs_prometheus
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_every_documented_metric_of_a_real_run_is_read_back_and_every_dashboard_query_has_data(prometheus, tmp_path):
     write_blocks(Folder(tmp_path / "blocks"), {"train": [64], "validation": [8]}, seq_len=32)
