@@ -133,7 +133,7 @@ def test_the_card_shows_counts_and_no_personal_data(made):
         assert (target / "DATA" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("cpus", [1, 8])
+@pytest.mark.parametrize("cpus", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_any_number_of_cpus_and_any_order_on_disk_give_the_same_bytes(made, corpus, tmp_path, cpus):
     copy = tmp_path / "elsewhere" / "corpus"
     copy.mkdir(parents=True)

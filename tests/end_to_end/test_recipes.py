@@ -11,7 +11,8 @@ from tests.running import ROOT, run_job
 DEEPSPEED = find_spec("deepspeed") is not None
 
 
-@pytest.mark.parametrize("recipe", ["legalfin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cognistream", "synergy", "leximind", "compliance"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["cognistream", "synergy", "legalfin", "leximind", "compliance"])
 def test_a_tiny_run_of_the_recipe_learns(sample, tmp_path, recipe):
     files = [str(ROOT / "conf/recipe" / f"{recipe}.yaml"), str(ROOT / "conf/scale/tiny.yaml")]
     sharding = () if DEEPSPEED else ("model.sharding=fsdp",)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import resource
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -78,7 +77,7 @@ def tiny_model(name: str = "llama"):
 def block(input_ids: list[int], ends: list[int], spans: list[int]) -> dict[str, torch.Tensor]:
     row = {"block_id": 0, "input_ids": input_ids, "document_ends": ends, "trained_spans": spans}
     arrays = decode(pa.Table.from_pylist([row], schema=block_schema(len(input_ids))), len(input_ids))
-    return {name: torch.from_numpy(np.ascontiguousarray(a)).long() for name, a in arrays.items()}
+    return {name: torch.tensor(a, dtype=torch.int64) for name, a in arrays.items()}
 
 
 @pytest.mark.parametrize("chunk", [0, 3])
