@@ -23,7 +23,7 @@ from raytune70b.sweep.answer import ALL_DIVERGED, ALL_FAILED, FOUND, Answer, ans
 from raytune70b.sweep.budget import affordable, cost, plan_line, progress_line
 from raytune70b.sweep.children import Children
 from raytune70b.sweep.points import Result, elapsed, read_results, write_result
-from raytune70b.sweep.setting import check_workers, full_tokens, settings, space, sweep_folder, trial_config, trial_tokens
+from raytune70b.sweep.setting import check_trial_workers, full_tokens, settings, space, sweep_folder, trial_config, trial_tokens
 from raytune70b.sweep.stages import Results, Stage, next_stage
 from raytune70b.sweep.trials import room, run_stage
 from raytune70b.tracking.console import duration
@@ -38,7 +38,7 @@ SETTINGS = "settings.json"
 def prepare_sweep(config: Config) -> Prepared:
     """Checks the full run's inputs. Its own folder is not looked at: the sweep writes into `sweep.name`."""
     prepared = prepare_run(replace(config, run=replace(config.run, name=config.sweep.name)))
-    check_workers(prepared)
+    check_trial_workers(prepared)
     return prepared
 
 

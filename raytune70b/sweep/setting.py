@@ -12,13 +12,13 @@ from dataclasses import asdict, replace
 
 from raytune70b.blocks.order import Order, subset
 from raytune70b.blocks.stream import row_groups
-from raytune70b.config import UserError, get, known_keys
+from raytune70b.config import get, known_keys
 from raytune70b.schema import Budget, Config
 from raytune70b.storage import Folder
 from raytune70b.sweep.fit import spaced
 from raytune70b.sweep.points import Point
 from raytune70b.sweep.stages import Space
-from raytune70b.training.prepared import Prepared
+from raytune70b.training.prepared import Prepared, check_workers
 
 VALIDATIONS = 4
 """Validations of a trial after its start: at these shares of its schedule it can be compared with others."""
@@ -34,20 +34,12 @@ def sweep_folder(config: Config) -> Folder:
     return Folder(config.run.path) / config.sweep.name
 
 
-def check_workers(prepared: Prepared) -> None:
-    """Raises UserError where the memory plan says that `sweep.workers` are too few for the GPUs that `hardware` names."""
-    config = prepared.config
-    if config.sweep.workers is None or config.hardware.gpu == "cpu":
-        return
-    from raytune70b.planning.advice import minimum_workers
-    from raytune70b.planning.hardware import machine
-
-    enough = minimum_workers(config, machine(config.hardware).gpu.memory, prepared.manifest.vocab_size)
-    if enough is None or enough > config.sweep.workers:
-        raise UserError(
-            f"sweep.workers: is {config.sweep.workers}, but by the memory plan {'no number of workers is enough' if enough is None else f'a trial takes {enough}'} "
-            f"on {config.hardware.gpu}; leave it empty for the least of cluster.workers ({config.cluster.workers[0]})"
-        )
+def check_trial_workers(prepared: Prepared) -> None:
+    """Raises UserError where `sweep.workers` are too few for a trial by the memory plan."""
+    config, workers = prepared.config, prepared.config.sweep.workers
+    if workers is not None and config.hardware.gpu != "cpu":
+        way_out = f"leave it empty for the least of cluster.workers ({config.cluster.workers[0]})"
+        check_workers("sweep.workers", f"is {workers}", workers, config, prepared.manifest.vocab_size, way_out)
 
 
 def full_blocks(prepared: Prepared) -> int:

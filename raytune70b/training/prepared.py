@@ -108,20 +108,26 @@ def sized(config: Config, manifest: Manifest) -> Config:
     named, auto = config.hardware.gpu != "cpu", config.train.micro_batch_size == "auto"
     if not named and not auto:
         return config
-    from raytune70b.planning.advice import auto_micro_batch, minimum_workers
+    from raytune70b.planning.advice import auto_micro_batch
     from raytune70b.planning.hardware import machine
 
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, seq_len=manifest.seq_len))
     least, memory = config.cluster.workers[0], machine(config.hardware).gpu.memory
     if named:
-        enough = minimum_workers(config, memory, manifest.vocab_size)
-        if enough is None or enough > least:
-            raise UserError(
-                f"cluster.workers: the least is {least}, but by the memory plan {'no number of workers is enough' if enough is None else f'it takes {enough}'} "
-                f"on {config.hardware.gpu}; jobs/plan.py shows what would change that"
-            )
+        check_workers("cluster.workers", f"the least is {least}", least, config, manifest.vocab_size, "jobs/plan.py shows what would change that")
     size = auto_micro_batch(config, least, memory, manifest.vocab_size) if auto else config.train.micro_batch_size
     return dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=size))
+
+
+def check_workers(key: str, said: str, workers: int, config: Config, vocab_size: int, way_out: str) -> None:
+    """Raises UserError where the memory plan says that so many workers are too few for the GPUs that `hardware` names."""
+    from raytune70b.planning.advice import minimum_workers
+    from raytune70b.planning.hardware import machine
+
+    enough = minimum_workers(config, machine(config.hardware).gpu.memory, vocab_size)
+    if enough is None or enough > workers:
+        takes = "no number of workers is enough" if enough is None else f"it takes {enough}"
+        raise UserError(f"{key}: {said}, but by the memory plan {takes} on {config.hardware.gpu}; {way_out}")
 
 
 def total_steps(config: Config, order: Order) -> int:
