@@ -135,7 +135,7 @@ def test_too_few_workers_for_a_trial_are_told(tmp_path):
     shape = "{model_type: llama, hidden_size: 4096, intermediate_size: 11008, num_hidden_layers: 30, num_attention_heads: 32, max_position_embeddings: 4096}"
     config = compose([*ARGUMENTS, f"data.path={tmp_path / 'data'}", f"run.path={tmp_path / 'runs'}", f"model.config={shape}", "hardware.gpu=H100-SXM-80GB", "cluster.workers=[2,2]"])
     prepare_sweep(config)
-    with pytest.raises(UserError, match=r"sweep\.workers: is 1, but by the memory plan a trial takes 2 on H100-SXM-80GB; .*cluster\.workers \(2\)"):
+    with pytest.raises(UserError, match=r"sweep\.workers: is 1, but by the memory plan it takes 2 on H100-SXM-80GB; .*cluster\.workers \(2\)"):
         prepare_sweep(replace(config, sweep=replace(config.sweep, workers=1)))
 
 
