@@ -22,9 +22,7 @@ from raytune70b.model.zero3 import as_forward, cut, import_deepspeed, piece_of
 from raytune70b.planning import memory
 from raytune70b.schema import Config
 from raytune70b.training.optimizer import build_optimizer
-from raytune70b.training.state import buffer_state, local_tensor, state_dict
-
-State = dict[str, dict[str, Tensor]]
+from raytune70b.training.state import State, buffer_state, local_tensor, state_dict
 
 NORM_PIECE = 1 << 24
 """Elements of a gradient that are squared at once: their fp64 copy is 134 MB."""

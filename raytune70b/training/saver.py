@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from raytune70b.blocks.ledger import Entry, write_segment
 from raytune70b.schema import Checkpoint
@@ -41,8 +40,8 @@ from raytune70b.training.checkpoint import (
     wrong_checksum,
 )
 from raytune70b.training.shards import ShardReader, ShardWriter
-
-State = dict[str, Any]
+from raytune70b.training.staging import HostCopy
+from raytune70b.training.state import State
 
 
 @dataclass
@@ -64,10 +63,7 @@ class Saver:
     def __init__(self, run: Folder, settings: Checkpoint, group: dist.ProcessGroup, on_warning: Callable[[str], None]):
         self._run, self._checkpoints, self._settings, self._group, self._warn = run, run / "checkpoints", settings, group, on_warning
         self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
-        on_gpu = torch.cuda.is_available()
-        self._stager = DefaultStager(
-            StagingOptions(use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu)
-        )
+        self._host = HostCopy("cuda" if torch.cuda.is_available() else "cpu")
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
 
@@ -78,7 +74,7 @@ class Saver:
         """
         self.wait()
         begin = time.monotonic()
-        staged = self._stager.stage(state)
+        staged = self._host.of(state)
         stall = time.monotonic() - begin
         self._thread = threading.Thread(target=self._write, args=(staged, cursor, entries, stall), name="checkpoint", daemon=True)
         self._thread.start()

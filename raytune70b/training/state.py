@@ -16,14 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+State = dict[str, dict[str, Tensor]]
+"""{"model": {name: tensor}, "optimizer": {name.state: tensor}}."""
 
-def state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """{"model": {name: tensor}, "optimizer": {name.state: tensor}} of everything that training changes."""
+
+def state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """Everything that training changes."""
     return {"model": model_state(model), "optimizer": optimizer_state(model, optimizer)}
 
 
 @torch.no_grad()
-def load_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Tensor]]) -> None:
+def load_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
     """Puts a state of the same names and sharding in place; tensors that are in place already (after `dcp.load`) are left alone.
 
     Raises KeyError with the names that only one side has.

@@ -27,7 +27,6 @@ import psutil
 import torch
 import torch.distributed as dist
 import transformers
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -40,6 +39,7 @@ from raytune70b.model.shard import make_mesh
 from raytune70b.planning.hardware import HardwareError, find_gpu
 from raytune70b.schema import Config
 from raytune70b.training.optimizer import build_optimizer
+from raytune70b.training.staging import HostCopy
 from raytune70b.training.state import local_tensor, state_dict
 
 LIMIT_S = 200.0
@@ -144,16 +144,15 @@ def run_case(config: Config, shape: Slice, device: torch.device, with_stall: boo
 
 def stall_seconds(state: dict, device: torch.device) -> float | None:
     """The second of two copies: the first makes the host buffers, once in a run. None where host memory does not suffice."""
-    gpu = device.type == "cuda"
     size = sum(local_tensor(tensor).nbytes for part in state.values() for tensor in part.values())
     if size > 0.7 * psutil.virtual_memory().available:
         return None
-    stager = DefaultStager(StagingOptions(use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu))
-    stager.stage(state)
+    copy = HostCopy(device.type)
+    copy.of(state)
     start = now(device)
-    stager.stage(state)
+    copy.of(state)
     seconds = now(device) - start
-    stager.close()
+    copy.close()
     return seconds
 
 

@@ -58,7 +58,8 @@ def run(name: str) -> str:
     begin = time.monotonic()
     try:
         done = subprocess.run([sys.executable, str(HERE / f"{name}.py")], capture_output=True, text=True, timeout=LIMIT_S)
-        printed = done.stdout.strip() if done.returncode == 0 else f"failed:\n{done.stdout.strip()}\n{done.stderr.strip()[-1500:]}"
+        table = "\n".join(line for line in done.stdout.splitlines() if not line.startswith(("{", "Writing model shards"))).strip()  # "{": for programs
+        printed = table if done.returncode == 0 or table else f"failed:\n{done.stderr.strip()[-1500:]}"
     except subprocess.TimeoutExpired:
         printed = f"not done within {LIMIT_S} s"
     return f"{machine()}; took {time.monotonic() - begin:.0f} s\n\n```\n{printed}\n```"

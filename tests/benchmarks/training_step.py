@@ -1,17 +1,19 @@
 """What a job costs beside the arithmetic: tokens/s of `jobs/finetune.py` against loops that do nothing but train.
 
-    python tests/benchmarks/training_step.py [TURNS, default 3] [--small]
+    python tests/benchmarks/training_step.py [TURNS, default 3] [--small] [--workers N]
 
-Each turn trains the same random Llama, on the same blocks in the same order, with two workers, in four ways: the job (Ray Train
+Each turn trains the same random Llama, on the same blocks in the same order, with N workers of one thread, in four ways: the job (Ray Train
 and Ray Data, ledger, watch and tracking at their defaults); its model and step in a bare loop with the batches in memory; a bare FSDP2
 loop of plain transformers and torch; and Hugging Face's Trainer with DDP (its FSDP trains unsharded on a CPU). The bar holds
-against the faster of the two bare loops. All compute in bf16 on fp32 weights with fused
+against the faster of the two bare loops. By default the workers leave a core to everything else, as GPUs do; where they take
+all cores, Ray's own idle processes (about fifteen, each polling a hundred times a second) slow them. All compute in bf16 on fp32 weights with fused
 AdamW and clip at 1. Timed from the WARM-th step on, by the wall-clock between two steps' ends; nothing is saved or validated
 in between. Losses are compared, so that all do the same work.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -30,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests import distributed
 from tests.running import ROOT
 
-WORLD, GLOBAL, MICRO, WARM = 2, 4, 2, 4
+GLOBAL, MICRO, WARM = 4, 2, 4
 LEARNING_RATE, VOCAB = 1e-3, 4096
 SMALL = {"hidden": 64, "seq_len": 64, "steps": 12}
 LARGE = {"hidden": 256, "seq_len": 512, "steps": 20}
@@ -50,7 +52,7 @@ def job_settings(size: dict[str, int], folder: Path) -> list[str]:
         *values, f"data.path={folder}/data", f"run.path={folder}/runs", f"train.steps={size['steps']}", f"train.global_batch_size={GLOBAL}",
         f"train.micro_batch_size={MICRO}", f"train.learning_rate={LEARNING_RATE}", "train.warmup_steps=0", "train.schedule=constant",
         "validation.at_start=false", "validation.every=0", "validation.max_blocks=2", "checkpoint.every=100000", "checkpoint.at_end=false",
-        "cluster.dashboard=false", "cluster.address=local", f"cluster.workers=[{WORLD},{WORLD}]",
+        "cluster.dashboard=false", "cluster.address=local", f"cluster.workers=[{size['workers']},{size['workers']}]",
     ]  # fmt: skip
 
 
@@ -145,10 +147,10 @@ def own_loop(rank: int, world: int, size: dict[str, int], batches: list[dict[str
 def hugging_face(rank: int, world: int, size: dict[str, int], batches: list[dict[str, np.ndarray]], folder: str) -> tuple[list[float], list[float]]:
     """transformers' Trainer over DDP with the same rows in memory."""
     import torch
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     # accelerate asks for an address, though the process group is there, and would take all cores for each worker
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", OMP_NUM_THREADS="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu")
     rows = []
     for batch in batches:
         for n in range(GLOBAL):
@@ -161,11 +163,13 @@ def hugging_face(rank: int, world: int, size: dict[str, int], batches: list[dict
             ends.append(time.time())
 
     arguments = TrainingArguments(
-        folder, per_device_train_batch_size=MICRO, gradient_accumulation_steps=GLOBAL // (WORLD * MICRO), max_steps=size["steps"], learning_rate=LEARNING_RATE,
+        folder, per_device_train_batch_size=MICRO, gradient_accumulation_steps=GLOBAL // (world * MICRO), max_steps=size["steps"], learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant", adam_beta2=0.95, weight_decay=0.1, optim="adamw_torch_fused", max_grad_norm=1.0, bf16=True, use_cpu=True, ddp_backend="gloo",
         ddp_find_unused_parameters=False, logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, train_sampling_strategy="sequential", remove_unused_columns=False,
     )  # fmt: skip
-    Trainer(make_model(size), arguments, train_dataset=rows, callbacks=[Clock()]).train()
+    trainer = Trainer(make_model(size), arguments, train_dataset=rows, callbacks=[Clock()])
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
     return ends, []
 
 
@@ -186,11 +190,11 @@ def compare(turns: int, size: dict[str, int], folder: Path) -> dict[str, list[tu
             if way == "job":
                 ends, losses[way] = time_job(size, folder, turn)
             elif way == OWN:
-                ends, losses[way] = distributed.run(own_loop, WORLD, size, batches, job_settings(size, folder))[0]
+                ends, losses[way] = distributed.run(own_loop, size["workers"], size, batches, job_settings(size, folder))[0]
             elif way == BARE:
-                ends, losses[way] = distributed.run(bare_loop, WORLD, size, batches)[0]
+                ends, losses[way] = distributed.run(bare_loop, size["workers"], size, batches)[0]
             else:
-                ends, _ = distributed.run(hugging_face, WORLD, size, batches, str(folder))[0]
+                ends, _ = distributed.run(hugging_face, size["workers"], size, batches, str(folder))[0]
             assert len(ends) == size["steps"], f"{way}: {len(ends)} steps of {size['steps']}"
             rates[way].append(rate(ends, size))
             print(f"turn {turn}: {way}: {rates[way][-1][0]:,.0f} tokens/s, {rates[way][-1][1]:,.0f} by the median step", file=sys.stderr, flush=True)
@@ -200,11 +204,15 @@ def compare(turns: int, size: dict[str, int], folder: Path) -> dict[str, list[tu
 
 
 def main() -> int:
-    turns = next((int(a) for a in sys.argv[1:] if a.isdigit()), 3)
-    size = SMALL if "--small" in sys.argv else LARGE
+    parser = argparse.ArgumentParser()
+    parser.add_argument("turns", type=int, nargs="?", default=3)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) // 2, 1))
+    args = parser.parse_args()
+    turns, size = args.turns, {**(SMALL if args.small else LARGE), "workers": args.workers}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         rates = compare(turns, size, Path(folder))
-    print(f"hidden {size['hidden']}, 4 layers, sequence {size['seq_len']}, global batch {GLOBAL}, {WORLD} workers, {os.cpu_count()} cores, {turns} turns\n")
+    print(f"hidden {size['hidden']}, 4 layers, sequence {size['seq_len']}, global batch {GLOBAL}, {size['workers']} workers, {os.cpu_count()} cores, {turns} turns\n")
     print("| way | tokens/s | job against it | lowest - highest | by the median step |\n|---|---|---|---|---|")
     found = {}
     for way, ours in rates.items():

@@ -322,5 +322,3 @@ def test_nothing_is_published_or_pruned_while_one_writer_is_blocked(tmp_path):
         assert stall < 0.9 and len(during) > 3
         assert set(during) == {(1, True)}
         assert after == 2
-
-
