@@ -29,7 +29,7 @@ from tests.conftest import write_blocks
 from tests.faults.fleet import ROOT, Fleet
 
 PATIENCE_S = 400
-FAULTS = ("worker killed, W 4", "node killed, W 4 -> 2", "node joined, W 2 -> 4")
+FAULTS = ("worker killed, W 4", "node killed, W 4 -> 2", "worker killed, W 2", "node joined, W 2 -> 4")
 
 Steps = Callable[[], list[dict[str, Any]]]
 
@@ -51,13 +51,16 @@ def longest_pause(steps: Steps, since: float) -> float:
 
 
 def hurt(steps: Steps, victim: Callable[[], int], lose: Callable[[], None], join: Callable[[], None]) -> list[float]:
-    """The three faults, one after the other; seconds without a step for each."""
+    """The four faults, one after the other; seconds without a step for each."""
+    def kill() -> None:
+        os.kill(victim(), signal.SIGKILL)
+
     found = []
-    for fault, world in zip((lambda: os.kill(victim(), signal.SIGKILL), lose, join), (4, 2, 4), strict=True):
+    for fault, world in ((kill, 4), (lose, 2), (kill, 2), (join, 4)):
         time.sleep(3)
         begin = time.time()
         fault()
-        settled = time.time() + 2 if world == 4 and fault is not join else begin  # steps of the group that was killed do not count
+        settled = time.time() + 2 if fault is kill else begin  # steps of the group that was killed do not count
         wait(steps, world, settled)
         time.sleep(2)
         found.append(longest_pause(steps, begin))

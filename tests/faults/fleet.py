@@ -42,6 +42,7 @@ class Fleet:
         os.environ.update(self._environment)  # the nodes' processes inherit it
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes: list[Any] = []
+        self._noticed: set[str] = set()
 
     def misbehave(self, **faults: Any) -> None:
         """What the workers do from their next step on; see injected/sitecustomize.py."""
@@ -53,9 +54,9 @@ class Fleet:
         self.nodes.append(self.cluster.add_node(num_cpus=cpus, wait=True))
 
     def size(self, nodes: int) -> None:
-        """Brings the cluster to so many nodes of two workers; what is not like that goes."""
-        for node in [*self.nodes]:
-            if node._ray_params.num_cpus != 4 or len(self.nodes) > nodes:
+        """Brings the cluster to so many nodes of two workers; what is not like that, or has had its notice, goes."""
+        for node in sorted(self.nodes, key=lambda node: node.node_id not in self._noticed):
+            if node._ray_params.num_cpus != 4 or node.node_id in self._noticed or len(self.nodes) > nodes:
                 self.lose(node.node_id)
         while len(self.nodes) < nodes:
             self.join()
@@ -71,6 +72,7 @@ class Fleet:
         command = [Path(sys.executable).parent / "ray", "drain-node", "--address", self.cluster.address, "--node-id", node_id, "--reason",
                    "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test", "--deadline-remaining-seconds", str(deadline_s)]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True)
+        self._noticed.add(node_id)
 
     def start(self, name: str, runs: Path | str, data: Path | str, outputs: Path, *settings: str) -> Launch:
         """Starts jobs/finetune.py as its own process."""
