@@ -34,8 +34,10 @@ class Agents:
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=100", "--rdzv-backend=c10d",
                    f"--rdzv-endpoint=127.0.0.1:{self._port}", "--rdzv-id=recovery", f"--rdzv-conf=is_host={int(number == 0)},last_call_timeout=2",
                    "--local-addr=127.0.0.1", __file__, str(self._folder)]  # fmt: skip
+        # an agent that shares its store publishes the address in its first round only, so in torch 2.13 one that joins waits for it in vain
+        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with (self._folder / f"agent{number}-{time.time_ns()}.txt").open("w") as sink:
-            return subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+            return subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
 
     def lose(self) -> None:
         """SIGKILL of the second agent and its workers."""
