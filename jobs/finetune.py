@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a c
 from raytune70b.config import main_with_clear_errors
 from raytune70b.schema import Config
 
-SECTIONS = ("run", "data", "model", "train", "validation", "evaluation", "checkpoint", "cluster", "tracking", "budget")
+SECTIONS = ("run", "data", "model", "train", "validation", "evaluation", "checkpoint", "cluster", "tracking", "budget", "hardware")
 
 
 def main(config: Config) -> int:

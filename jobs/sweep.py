@@ -4,7 +4,7 @@ usage: python jobs/sweep.py [FILE.yaml ...] [key=value ...]
 
 Without a file it takes conf/sweep.yaml, the sweep of the embedded run.
 
-Then: python jobs/finetune.py conf/finetune.yaml runs/sweep/best.yaml
+Its last line is the command of the full run, with best.yaml among its files.
 The same command again runs only what is missing.
 
 exit codes: 0 there is an answer; 1 every trial failed; 2 wrong input or configuration; 3 every learning rate diverged;
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a c
 from raytune70b.config import main_with_clear_errors
 from raytune70b.schema import Config
 
-SECTIONS = ("sweep", "run", "data", "model", "train", "validation", "checkpoint", "cluster", "tracking", "budget")
+SECTIONS = ("sweep", "run", "data", "model", "train", "validation", "checkpoint", "cluster", "tracking", "budget", "hardware")
 
 
 def main(config: Config) -> int:
@@ -36,7 +36,7 @@ def main(config: Config) -> int:
         prepare(config)
     from raytune70b.sweep.run import prepare_sweep, run
 
-    return run(prepare_sweep(config))
+    return run(prepare_sweep(config), sys.argv[1:])
 
 
 if __name__ == "__main__":

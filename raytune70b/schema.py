@@ -1,7 +1,7 @@
 """The configuration: one dataclass per section, every key with its meaning, its default and its limits.
 
 The defaults are the embedded default run (tiny, offline, two CPU cores); `conf/finetune.yaml` is written from this file,
-and so are `--help` and the README's reference. The string under a field is its documentation. Limits stand beside the
+and so is `--help`. The string under a field is its documentation. Limits stand beside the
 field (`limited`), contradictions between fields in the section's `problems`.
 """
 
@@ -177,7 +177,7 @@ class Validation:
     at_start: bool = True
     """Validate before the first step."""
     max_blocks: Optional[int] = limited(None, low=1)
-    """Validate on the first so many blocks; empty: on all."""
+    """Validate on the first so many blocks; empty: on all, which for a large split takes hours each time (jobs/plan.py says how long)."""
 
 
 @dataclass
@@ -201,7 +201,7 @@ class Checkpoint:
 @dataclass
 class Cluster:
     address: str = "auto"
-    """auto: the running Ray cluster (RAY_ADDRESS, or the one a job was submitted to), else one on this machine; local: always a new one here."""
+    """auto: the cluster that RAY_ADDRESS names (in a submitted job, its own), else a new one on this machine; local: always a new one here."""
     dashboard: bool = True
     """Start the Ray dashboard with a cluster that is started here."""
     workers: list[int] = several(2, 2)
@@ -251,7 +251,7 @@ class Budget:
     price_date: Optional[str] = None
     """The day of that price, YYYY-MM-DD: a price is an input with a date, never a constant."""
     price_source: Optional[str] = None
-    """Who asks that price."""
+    """Where that price comes from."""
     price_list: Optional[str] = None
     """A CSV of further prices to plan with, in the columns of raytune70b/planning/prices.csv; empty: that file."""
     start: Optional[str] = None
@@ -417,7 +417,7 @@ class Export:
     shard_gb: float = limited(5.0, above=0)
     """Size of one safetensors file in GB."""
     verify_logits: bool = True
-    """Compare logits and a generation with the live model; holds one model in fp32 in host memory."""
+    """Compare logits and a generation with the live model; holds one model in fp32 at a time in the driver's memory (4 bytes a parameter)."""
     overwrite: bool = False
     """Replace the model that is at `export.path`; until the new one is whole and checked the old one stays."""
     register: Optional[str] = "auto"

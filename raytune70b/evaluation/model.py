@@ -60,8 +60,10 @@ class Model:
         places = torch.tensor([p for s, e in zip(starts, ends, strict=True) for p in range(s, e)])
         if not len(places):
             return 0.0
-        head, targets = self.model.get_output_embeddings(), torch.tensor(text.ids)[places].to(hidden.device)
-        loss = linear_cross_entropy(hidden[places - 1], head.weight, getattr(head, "bias", None), targets, CHUNK_TOKENS, LogitShape.of(self.model.config))
+        head = self.model.get_output_embeddings()
+        at = head.weight.device  # a head that is tied to the embedding lies on another GPU than the last layer
+        hidden, targets = hidden[places - 1].to(at), torch.tensor(text.ids)[places].to(at)
+        loss = linear_cross_entropy(hidden, head.weight, getattr(head, "bias", None), targets, CHUNK_TOKENS, LogitShape.of(self.model.config))
         return float(loss)
 
     @torch.no_grad()

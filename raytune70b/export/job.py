@@ -64,7 +64,7 @@ def export_run(config: Config) -> Exported:
         write_configs(staging, model, tokenizer, wanted.dtype, config.model.path)
         written = write_safetensors(staging, tensors, int(settings.shard_gb * 1e9))
         if config.model.method != "full":
-            write_adapter(staging / ADAPTER, config, trained.manifest.vocab_size, checkpoint)
+            write_adapter(staging / ADAPTER, trained.config, trained.manifest.vocab_size, checkpoint)
         seconds = time.monotonic() - begin
         expected = compared_with(trained, wanted, kept_in_fp32(model, wanted.dtype)) if settings.verify_logits else None
         checks = verify(staging, tensors, tokenizer, expected).facts()
@@ -82,7 +82,7 @@ def tensors_of(trained: Trained, model: Any, checkpoint: Checkpoint, wanted: Wan
 
 
 def compared_with(trained: Trained, wanted: Wanted, fp32: Any) -> Reference:
-    """The live model and its logits on blocks of the data set. Raises UserError where there are no blocks."""
+    """What the live model says on blocks of the data set. Raises UserError where there are no blocks."""
     split = "validation" if trained.manifest.rows("validation") else "train"
     blocks = real_blocks(Reader(trained.data, trained.manifest, split))
     live = live_model(reference_config(trained.config, wanted.merge_onto), trained.manifest.vocab_size, trained.checkpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,12 @@ def open_run(config: Config, which: int | str) -> Trained:
     if cursor.data != manifest.digest:
         raise UserError(f"data.path: {data.uri} is not the data set that {run.uri} was trained on (digest {manifest.digest}, the checkpoint says {cursor.data}); give data.path=FOLDER")
     check_base(config, cursor)
-    return Trained(config, run, checkpoint, cursor, data, manifest, read_journal(run))
+    return Trained(on_a_cpu(config), run, checkpoint, cursor, data, manifest, read_journal(run))
+
+
+def on_a_cpu(config: Config) -> Config:
+    """The run's settings where its model is rebuilt: flash attention, which a run may insist on, works on GPUs only."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
 
 
 def choose_checkpoint(run: Folder, which: int | str) -> Folder:

@@ -36,7 +36,7 @@ def _flash_obstacle(model: schema.Model, device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"the device is {device.type}"
     if not is_flash_attn_2_available():
-        return "flash-attn is not installed (pip install 'raytune70b[gpu]')"
+        return "flash-attn is not installed (pip install --no-build-isolation 'flash-attn>=2.8', with torch there already)"
     if model.precision == "fp32":
         return "model.precision is fp32 and it computes in 16 bits"
     return None

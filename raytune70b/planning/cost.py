@@ -105,17 +105,51 @@ def plan_checkpoints(
 
 
 @dataclass(frozen=True)
+class ValidationPlan:
+    """What one validation takes, and how often it comes: every so many steps (0: never in between), perhaps before the first, and at the end."""
+
+    blocks: int
+    seconds: float
+    every: int
+    at_start: bool
+
+    def total(self, steps: int) -> float:
+        """Seconds of all validations of a run of so many steps."""
+        between = (steps - 1) // self.every if self.every and steps else 0
+        return self.seconds * (between + self.at_start + 1)
+
+    def steps_in(self, seconds: float, step_s: float) -> int:
+        """Steps of `step_s` seconds that, with their validations, take so long."""
+        rest = seconds - self.seconds * (self.at_start + 1)
+        return max(0, math.floor(rest / (step_s + (self.seconds / self.every if self.every else 0.0))))
+
+
+def plan_validation(blocks: int, every: int, at_start: bool, workload: Workload, tokens_per_s_per_gpu: float) -> ValidationPlan:
+    """blocks: of the validation split that are scored. A forward pass is its share of a training step's passes."""
+    backward = 2.0 if workload.method == "full" else 1.0
+    forward = 1.0 / (1.0 + workload.recomputed + backward)
+    seconds = blocks * workload.seq_len / (tokens_per_s_per_gpu * workload.world_size) * forward
+    return ValidationPlan(blocks, seconds, every, at_start)
+
+
+@dataclass(frozen=True)
 class Losses:
-    """Expected shares of wall-clock: checkpoint stalls, work done again and recovery. `goodput` is the rest."""
+    """Expected shares of wall-clock: checkpoint stalls, work done again, recovery and validation. `goodput` is the rest."""
 
     failures: float
     stall: float
     lost_work: float
     recovery: float
+    validation: float = 0.0
+
+    @property
+    def kept(self) -> float:
+        """The share that faults and checkpoints leave."""
+        return max(0.0, 1.0 - self.stall - self.lost_work - self.recovery)
 
     @property
     def goodput(self) -> float:
-        return max(0.0, 1.0 - self.stall - self.lost_work - self.recovery)
+        return max(0.0, self.kept - self.validation)
 
 
 def expected_losses(checkpoint: CheckpointPlan, machine: Machine, mtbf_hours: float, hours: float) -> Losses:
@@ -152,9 +186,9 @@ def cost(
 ) -> Cost:
     """What `hours` on `gpus` cost. stored: bytes kept for the run; taken_out: bytes of the finished model; prices per GB(-month).
 
-    `lost` is the part of compute that failures and stalls eat; it is in `compute` already.
+    `lost` is the part of compute that failures and checkpoints eat; it is in `compute` already.
     """
     gpu_hours = gpus * hours
     compute = gpu_hours * offer.usd_per_gpu_hour
     storage = stored / 1e9 * storage_usd * max(hours, 24.0) / HOURS_PER_MONTH
-    return Cost(offer, gpu_hours, compute, storage, taken_out / 1e9 * egress_usd, compute * (1 - losses.goodput))
+    return Cost(offer, gpu_hours, compute, storage, taken_out / 1e9 * egress_usd, compute * (1 - losses.kept))

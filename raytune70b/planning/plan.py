@@ -63,6 +63,7 @@ class Plan:
     throughput: Throughput
     schedule: Schedule
     checkpoint: money.CheckpointPlan
+    validation: money.ValidationPlan
     losses: money.Losses
     costs: list[money.Cost]
     host_memory: float
@@ -100,11 +101,12 @@ def build_plan(config: Config, shape: ModelShape | None = None) -> Plan:
         workload, mem.resting_bytes(workload), place, throughput.step_seconds, config.cluster.mtbf_hours, config.checkpoint.every,
         kept_checkpoints(config), config.checkpoint.asynchronous,
     )  # fmt: skip
-    schedule, losses = _schedule(config, place, workload, throughput, checkpoint)
+    validation = money.plan_validation(validation_blocks(config), config.validation.every, config.validation.at_start, workload, throughput.likely)
+    schedule, losses = _schedule(config, place, workload, throughput, checkpoint, validation)
     data = (schedule.corpus_tokens or 0.0) * 1.1  # a block's bytes on disk, compressed
     disk = checkpoint.bytes * (checkpoint.kept + 1) + data
     return Plan(
-        config, place, workload, memory, throughput, schedule, checkpoint, losses,
+        config, place, workload, memory, throughput, schedule, checkpoint, validation, losses,
         _costs(config, place, workload, schedule, losses, disk), memory.host * place.gpus_per_node, disk,
     )  # fmt: skip
 
@@ -140,22 +142,38 @@ def corpus(config: Config) -> tuple[float | None, str]:
     return None, "no data set at data.path, and no claims.corpus_tokens"
 
 
+def validation_blocks(config: Config) -> int:
+    """Blocks that one validation scores; 0 where neither a data set nor a corpus is there to tell."""
+    folder, most = Folder(config.data.path), config.validation.max_blocks
+    if folder.exists("manifest.json"):
+        data = json.loads(folder.read("manifest.json"))
+        found: float | None = sum(sum(file["row_groups"]) for file in data["splits"].get("validation", []))
+    else:
+        tokens, _ = corpus(config)
+        found = None if tokens is None else tokens * config.data.validation_fraction / config.data.seq_len
+    return round(min((n for n in (found, most) if n is not None), default=0))
+
+
 def _schedule(
-    config: Config, place: Machine, workload: Workload, throughput: Throughput, checkpoint: money.CheckpointPlan
+    config: Config, place: Machine, workload: Workload, throughput: Throughput, checkpoint: money.CheckpointPlan, validation: money.ValidationPlan
 ) -> tuple[Schedule, money.Losses]:
     tokens, source = corpus(config)
     per_step = config.train.global_batch_size * config.data.seq_len
     steps = config.train.steps or (None if tokens is None else max(1, math.ceil(config.train.epochs * tokens / per_step)))
     budget, bought, bought_tokens = budget_hours(config, place.gpus), None, None
-    busy = None if steps is None else steps * throughput.step_seconds / 3600
+    busy = None if steps is None else (steps * throughput.step_seconds + validation.total(steps)) / 3600
     losses = money.expected_losses(
         checkpoint, place, config.cluster.mtbf_hours, min((h for h in (busy, budget) if h is not None), default=0.0)
     )
-    goodput = max(losses.goodput, 0.01)
-    hours = None if busy is None else busy / goodput
+    kept = max(losses.kept, 0.01)
+    hours = None if busy is None else busy / kept
     if budget is not None:
-        bought = math.floor(budget * 3600 * goodput / throughput.step_seconds)
+        bought = validation.steps_in(budget * 3600 * kept, throughput.step_seconds)
         bought_tokens = float(bought * per_step)
+    trained = min((n for n in (steps, bought) if n is not None), default=None)
+    if trained is not None:
+        scored = validation.total(trained)
+        losses = replace(losses, validation=losses.kept * scored / (trained * throughput.step_seconds + scored))
     start = start_day(config)
     end = (
         None
@@ -230,6 +248,7 @@ def record(plan: Plan) -> dict[str, Any]:
                        "seconds": t.seconds, "flops_per_token": t.flops_per_token, "peak_flops": plan.machine.gpu.peak_flops},
         "schedule": asdict(plan.schedule),
         "checkpoint": asdict(plan.checkpoint),
+        "validation": asdict(plan.validation),
         "losses": {**asdict(plan.losses), "goodput": plan.losses.goodput},
         "costs": [{**asdict(c), "total": c.total} for c in plan.costs],
     }  # fmt: skip

@@ -174,14 +174,21 @@ def _time_rows(plan: Plan) -> list[tuple[str, ...]]:
         rows.append(("budget", "[green]enough for the whole run[/]" if s.within_budget else "[red]ends before the run does[/]"))
     rows.append(("checkpoint", f"{c.bytes / 1e9:,.1f} GB, stops training {c.stall_s:.1f} s, written in {c.write_s:,.0f} s"))
     rows.append(("checkpoint interval", f"{c.every_steps:,} steps ({c.every_s / 60:,.0f} min)"))
+    v = plan.validation
+    often = f"every {v.every:,} steps" if v.every else "at the end" + (" and the start" if v.at_start else "")
+    rows.append(("validation", f"{v.blocks:,} blocks, {_duration(v.seconds)} {often}"))
     rows.append(
         (
             "goodput",
             f"{losses.goodput:.1%}: {losses.failures:.2f} failures expected; stalls {losses.stall:.2%}, lost work {losses.lost_work:.2%}, "
-            f"recovery {losses.recovery:.2%}",
+            f"recovery {losses.recovery:.2%}, validation {losses.validation:.2%}",
         )
     )
     return rows
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds:,.0f} s"
 
 
 def _cost_rows(plan: Plan) -> list[tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from raytune70b.schema import Config
 from raytune70b.sweep.points import Result, elapsed
@@ -48,11 +49,44 @@ def cost(config: Config, results: Iterable[Result]) -> float:
     return sum(trial_cost(config, r.seconds) for r in results)
 
 
-def plan_line(trials: int, most: int, trial_tokens: int, full_tokens: int) -> str:
+@dataclass(frozen=True)
+class Price:
+    """What trials take by the plan, all run to their ends: hours by the clock, and USD where a price is known."""
+
+    trial_hours: float
+    hours: float
+    usd: float | None
+
+
+def price(config: Config, trials: int, trial_seconds: float) -> Price:
+    """Trials run side by side as far as the GPUs of `hardware` allow."""
+    workers = config.sweep.workers or config.cluster.workers[0]
+    at_a_time = max(1, config.hardware.nodes * config.hardware.gpus_per_node // workers)
+    at_a_time = min(at_a_time, config.sweep.max_concurrent or at_a_time)
+    usd = trials * trial_cost(config, trial_seconds) if config.budget.price_per_gpu_hour is not None else None
+    return Price(trial_seconds / 3600, -(-trials // at_a_time) * trial_seconds / 3600, usd)
+
+
+def beyond(config: Config, price: Price) -> str | None:
+    """The full run's limit that a sweep without limits of its own would pass, with both values; None where there is none."""
+    budget, sweep = config.budget, config.sweep
+    if sweep.hours is not None or sweep.usd is not None or sweep.share is not None:
+        return None
+    if budget.usd is not None and price.usd is not None and price.usd > budget.usd:
+        return f"${price.usd:,.0f}, more than budget.usd of the full run (${budget.usd:,.0f})"
+    if budget.hours is not None and price.hours > budget.hours:
+        return f"{price.hours:,.0f} h, more than budget.hours of the full run ({budget.hours:g} h)"
+    return None
+
+
+def plan_line(trials: int, most: int, trial_tokens: int, full_tokens: int, price: Price | None) -> str:
     """What the sweep will take, said before it starts."""
     share = trials * trial_tokens / full_tokens
+    costs = ""
+    if price is not None:
+        costs = f"; {price.trial_hours:,.2f} h each by the plan, {price.hours:,.1f} h in all" + (f", ${price.usd:,.0f}" if price.usd is not None else "")
     return (f"sweep: about {trials} trials, {most} at most, of {number(trial_tokens)} tokens each: "
-            f"{number(trials * trial_tokens)} tokens, {share:.0%} of the full run's, before any is stopped early")  # fmt: skip
+            f"{number(trials * trial_tokens)} tokens, {share:.0%} of the full run's{costs}, before any is stopped early")  # fmt: skip
 
 
 def progress_line(results: list[Result], running: int, expected: int, room: int, newest: Result) -> str:

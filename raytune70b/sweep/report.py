@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import shlex
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,18 @@ def best_yaml(prepared: Prepared, found: Answer) -> str:
         values["model"] = {"lora": {"rank": best.model.lora.rank, "alpha": best.model.lora.alpha}}
     lines = [found.verdict, *found.notes]
     return "".join(f"# {line}\n" for line in lines) + OmegaConf.to_yaml(OmegaConf.create(values))
+
+
+def next_command(arguments: list[str], best: str, best_path: str, name: str) -> str:
+    """The full run at the sweep's answer: its own files and settings without the sweep's, then `best` (its text), under a new name.
+
+    Settings that `best` holds are left out: on a command line they would win over the file.
+    """
+    answered = OmegaConf.create(best)
+    kept = [a for a in arguments if "=" not in a or (OmegaConf.select(answered, a.partition("=")[0]) is None and not a.startswith(("sweep.", "run.name=")))]
+    files = [a for a in kept if "=" not in a and not a.endswith("sweep.yaml")]
+    settings = [a for a in kept if "=" in a]
+    return shlex.join(["python", "jobs/finetune.py", *files, best_path, *settings, f"run.name={name}"])
 
 
 def write(prepared: Prepared, folder: Folder, space: Space, results: Results, found: Answer) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,17 @@ from raytune70b.sweep.answer import ALL_DIVERGED, ALL_FAILED, FOUND, Answer, ans
 from raytune70b.sweep.budget import affordable, cost, plan_line, progress_line
 from raytune70b.sweep.children import Children
 from raytune70b.sweep.points import Result, elapsed, read_results, write_result
-from raytune70b.sweep.setting import check_trial_workers, full_tokens, settings, space, sweep_folder, trial_config, trial_tokens
+from raytune70b.sweep.setting import (
+    check_price,
+    check_trial_workers,
+    full_tokens,
+    settings,
+    space,
+    sweep_folder,
+    sweep_price,
+    trial_config,
+    trial_tokens,
+)
 from raytune70b.sweep.stages import Results, Stage, next_stage
 from raytune70b.sweep.trials import room, run_stage
 from raytune70b.tracking.console import duration
@@ -39,12 +50,16 @@ def prepare_sweep(config: Config) -> Prepared:
     """Checks the full run's inputs. Its own folder is not looked at: the sweep writes into `sweep.name`."""
     prepared = prepare_run(replace(config, run=replace(config.run, name=config.sweep.name)))
     check_trial_workers(prepared)
+    check_price(prepared)
     return prepared
 
 
-def run(prepared: Prepared) -> int:
-    """Runs what is missing, writes the answer and returns the exit code. The Ray session is the caller's if one runs already."""
-    sweep = Sweep(prepared)
+def run(prepared: Prepared, arguments: Sequence[str] = ()) -> int:
+    """Runs what is missing, writes the answer and returns the exit code. The Ray session is the caller's if one runs already.
+
+    arguments: the command line, for the next one.
+    """
+    sweep = Sweep(prepared, arguments)
     owner = not ray.is_initialized()
     cluster.start(prepared.config)
     try:
@@ -58,8 +73,8 @@ def run(prepared: Prepared) -> int:
 class Sweep:
     """One launch of a sweep."""
 
-    def __init__(self, prepared: Prepared):
-        self.prepared, self.config = prepared, prepared.config
+    def __init__(self, prepared: Prepared, arguments: Sequence[str]):
+        self.prepared, self.config, self._arguments = prepared, prepared.config, list(arguments)
         self.folder = sweep_folder(self.config).make()
         check_settings(self.folder, settings(prepared))
         self.space = space(prepared)
@@ -75,7 +90,8 @@ class Sweep:
     def run(self) -> int:
         tokens, full = trial_tokens(self.prepared), full_tokens(self.prepared)
         self._room = room(self.prepared)
-        self._say(plan_line(self.space.expected, self.space.most, tokens, full) + (f"; {len(self.results)} are there already" if self.results else ""))
+        said = plan_line(self.space.expected, self.space.most, tokens, full, sweep_price(self.prepared))
+        self._say(said + (f"; {len(self.results)} are there already" if self.results else ""))
         children = Children(self.prepared, self.folder)
         children.deliver(list(self.results.values()))
         while self._stopped is None and (stage := next_stage(self.space, self.results)) is not None:
@@ -132,7 +148,8 @@ class Sweep:
         if found.deviation is not None:
             print(f"noise between seeds {found.deviation:.4f}; differences count from {found.margin:.4f}", flush=True)
         if found.fit is not None:
-            print(f"now: python jobs/finetune.py conf/finetune.yaml {self.folder.uri}/{report.BEST}", flush=True)
+            best = self.folder.read(report.BEST).decode()
+            print("now:", report.next_command(self._arguments, best, f"{self.folder.uri}/{report.BEST}", f"{self.folder.name}-best"), flush=True)
 
     def _say(self, text: str) -> None:
         if not self.config.run.quiet:

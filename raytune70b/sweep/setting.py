@@ -12,9 +12,11 @@ from dataclasses import asdict, replace
 
 from raytune70b.blocks.order import Order, subset
 from raytune70b.blocks.stream import row_groups
-from raytune70b.config import get, known_keys
+from raytune70b.config import UserError, get, known_keys
+from raytune70b.planning.advice import expected_throughput
 from raytune70b.schema import Budget, Config
 from raytune70b.storage import Folder
+from raytune70b.sweep.budget import Price, beyond, price
 from raytune70b.sweep.fit import spaced
 from raytune70b.sweep.points import Point
 from raytune70b.sweep.stages import Space
@@ -40,6 +42,27 @@ def check_trial_workers(prepared: Prepared) -> None:
     if workers is not None and config.hardware.gpu != "cpu":
         way_out = f"leave it empty for the least of cluster.workers ({config.cluster.workers[0]})"
         check_workers("sweep.workers", f"is {workers}", workers, config, prepared.manifest.vocab_size, way_out)
+
+
+def sweep_price(prepared: Prepared) -> Price | None:
+    """What the trials take by the plan; None on CPUs, of which it knows no more than the order of magnitude."""
+    config, expected = prepared.config, space(prepared)
+    if config.hardware.gpu == "cpu":
+        return None
+    workers, trial = config.sweep.workers or config.cluster.workers[0], trial_config(prepared, expected.start)
+    step_seconds = expected_throughput(trial, workers, prepared.manifest.vocab_size).step_seconds
+    return price(config, expected.expected, trial_steps(prepared, expected.start) * step_seconds)
+
+
+def check_price(prepared: Prepared) -> None:
+    """Raises UserError where a sweep that nothing bounds would by the plan spend more than the full run may."""
+    found = sweep_price(prepared)
+    over = beyond(prepared.config, found) if found is not None else None
+    if found is not None and over is not None:
+        raise UserError(
+            f"sweep.data_fraction: at {prepared.config.sweep.data_fraction:g} of the full run's {prepared.feed.total_steps:,} steps, about {space(prepared).expected} trials of "
+            f"{found.trial_hours:,.1f} h each take by the plan {over}; lower it or train.steps, or bound the sweep by sweep.hours, sweep.usd or sweep.share"
+        )
 
 
 def full_blocks(prepared: Prepared) -> int:

@@ -36,12 +36,12 @@ ASK_AGAIN_S = 300.0
 class ElasticTrainer(TorchTrainer):
     """A TorchTrainer whose controller decides as described above."""
 
-    def __init__(self, *args: Any, run: str, mailbox: Any, launch: int, hand_over_s: float, **kwargs: Any):
+    def __init__(self, *args: Any, run: str, mailbox: Any, launch: int, hand_over_s: float, replicate: int, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._run, self._mailbox, self._launch, self._hand_over_s = run, mailbox, launch, hand_over_s
+        self._run, self._mailbox, self._launch, self._hand_over_s, self._replicate = run, mailbox, launch, hand_over_s, replicate
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
-        kwargs["scaling_policy"] = LivingNodes(self.scaling_config, self._run, self._mailbox, self._launch, self._hand_over_s)
+        kwargs["scaling_policy"] = LivingNodes(self.scaling_config, self._run, self._mailbox, self._launch, self._hand_over_s, self._replicate)
         kwargs["failure_policy"] = GivesUp(kwargs["failure_policy"], self._mailbox, self._launch)
         return super()._initialize_and_run_controller(**kwargs)  # type: ignore[misc]
 
@@ -49,11 +49,11 @@ class ElasticTrainer(TorchTrainer):
 class LivingNodes(ElasticScalingPolicy):
     """Elastic scaling on the machines that answer and stay. Lives in the controller."""
 
-    def __init__(self, scaling_config: Any, run: str, mailbox: Any, launch: int, hand_over_s: float):
+    def __init__(self, scaling_config: Any, run: str, mailbox: Any, launch: int, hand_over_s: float, replicate: int):
         super().__init__(scaling_config)
-        self._run, self._mailbox, self._launch, self._hand_over_s = run, mailbox, launch, hand_over_s
+        self._run, self._mailbox, self._launch, self._hand_over_s, self._replicate = run, mailbox, launch, hand_over_s, replicate
         self._gone: list[str] = []
-        self._told = False
+        self._told = self._unanswered = False
         self._announced: ResizeDecision | None = None
         self._wait_until = self._not_before = 0.0
 
@@ -67,10 +67,22 @@ class LivingNodes(ElasticScalingPolicy):
         self._send_resource_request()
 
     def _get_reserved_resources(self) -> Any:
-        """Ray's reservation, computed afresh, without the machines that are gone or going."""
-        reserved = ray.get(self._autoscaling_coordinator.get_reserved_resources.remote(self._requester_id, recompute=True), timeout=30)
-        self._gone = gone_or_going()
+        """Ray's reservation, computed afresh, without the machines that are gone or going; None, which changes nothing, where Ray does not answer."""
+        try:
+            reserved = ray.get(self._autoscaling_coordinator.get_reserved_resources.remote(self._requester_id, recompute=True), timeout=30)
+            self._gone = gone_or_going()
+        except Exception as error:  # as in Ray's own: a slow coordinator is no reason to end a group that trains
+            if not self._unanswered:
+                self._send("warning", text=f"Ray does not say which machines there are ({_first_line(error)}); it is asked again")
+            self._unanswered = True
+            return None
+        self._unanswered = False
         return {node: resources for node, resources in reserved.items() if node not in self._gone}
+
+    def _count_possible_workers(self, reserved: Any) -> int:
+        """A multiple of `model.replicate`: another number of workers cannot be cut into copies."""
+        count = super()._count_possible_workers(reserved)
+        return count - count % self._replicate
 
     def make_decision_for_non_running_worker_group(self) -> Any:
         self._announced, self._not_before = None, 0.0
@@ -124,7 +136,7 @@ class GivesUp(FailurePolicy):
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         refused = getattr(training_failed_error, "controller_failure", None)
-        if isinstance(refused, OSError):  # the controller keeps notes on the run's storage, and would end the run when it refuses them
+        if isinstance(refused, OSError) and not isinstance(refused, ray.exceptions.RayError):  # the controller keeps notes on the run's storage, and would end the run when it refuses them
             self._send(f"the storage refused Ray Train's own notes: {_first_line(refused)}")
             time.sleep(STORAGE_PAUSE_S)
             return FailureDecision.RETRY

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from raytune70b.blocks.manifest import Manifest
 from raytune70b.config import UserError
 from raytune70b.planning import hardware, memory, throughput, workload
+from raytune70b.planning.cost import plan_validation
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.training.budget import affordable_steps
@@ -20,21 +21,24 @@ SETUP_S = 120.0
 
 
 def expectation(config: Config, manifest: Manifest, total_steps: int) -> dict[str, Any]:
-    """Figures of the plan for the most workers: tokens_per_s, step_seconds, mfu, flops_per_token, peak_flops (a worker), memory_bytes (a worker), hours, usd.
+    """Figures of the plan for the most workers: tokens_per_s, step_seconds, validation_s (each), mfu, flops_per_token, peak_flops (a worker), memory_bytes
+    (a worker), hours, usd.
 
     `hardware.gpu` names the machine; with `cpu` they are an order of magnitude, and nothing is expected of GPUs that it does not name.
     """
-    if config.hardware.gpu == "cpu" and config.cluster.device != "cpu" and torch.cuda.is_available():
+    if config.hardware.gpu == "cpu" and (config.cluster.device == "gpu" or (config.cluster.device == "auto" and torch.cuda.is_available())):
         return {}
     workers = config.cluster.workers[1]
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, seq_len=manifest.seq_len))
     load = workload.from_config(config, workers, workload.config_shape(config, manifest.vocab_size))
     machine = hardware.machine(config.hardware)
     predicted = throughput.predict(load, machine)
-    hours = total_steps * predicted.step_seconds / 3600
+    blocks = min(manifest.rows("validation"), config.validation.max_blocks or manifest.rows("validation"))
+    validation = plan_validation(blocks, config.validation.every, config.validation.at_start, load, predicted.likely)
+    hours = (total_steps * predicted.step_seconds + validation.total(total_steps)) / 3600
     price = config.budget.price_per_gpu_hour
     return {
-        "tokens_per_s": predicted.likely * workers, "step_seconds": predicted.step_seconds, "mfu": predicted.mfu, "flops_per_token": predicted.flops_per_token,
+        "tokens_per_s": predicted.likely * workers, "step_seconds": predicted.step_seconds, "validation_s": validation.seconds, "mfu": predicted.mfu, "flops_per_token": predicted.flops_per_token,
         "peak_flops": machine.gpu.peak_flops, "memory_bytes": memory.plan_memory(load, machine.gpu.memory).total, "hours": hours,
         **({"usd": hours * workers * price} if price is not None else {}),
     }  # fmt: skip
@@ -49,7 +53,8 @@ def fitted(config: Config, run: Folder, manifest: Manifest, total_steps: int) ->
     else:
         plan = expectation(config, manifest, total_steps)
         if not plan:
-            raise UserError("budget.fit_schedule: is true, but hardware.gpu is cpu and this machine has GPUs; name the GPU in hardware.gpu")
-        affordable = affordable_steps(config.budget, config.cluster.workers[1], plan["step_seconds"], SETUP_S, SETUP_S)
+            raise UserError("budget.fit_schedule: is true, but hardware.gpu is cpu and the run is on GPUs; name the GPU in hardware.gpu")
+        scored = plan["validation_s"] / config.validation.every if config.validation.every else 0.0
+        affordable = affordable_steps(config.budget, config.cluster.workers[1], plan["step_seconds"] + scored, SETUP_S, SETUP_S + 2 * plan["validation_s"])
         steps = min(total_steps, affordable or total_steps)
     return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))

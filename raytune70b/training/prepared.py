@@ -23,6 +23,9 @@ CONTINUITY = ("run.seed", "data.shuffle_window", "model.path", "model.config", "
               "train.schedule", "train.optimizer", "train.weight_decay", "train.beta1", "train.beta2", "train.eps", "train.max_grad_norm")  # fmt: skip
 """Settings that a resumed run must share with its checkpoint: data order, batch, schedule, model. The data's digest is one more."""
 
+LARGE = 5e8
+"""Parameters from which on nobody means to train from scratch on a few billion tokens."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -52,6 +55,7 @@ def prepare_run(config: Config) -> Prepared:
     check_libraries(config)
     special = special_tokens(data) if config.model.path else None  # a model made on the spot has no tokens of its own
     check_model(hf_config(config.model, manifest.vocab_size), manifest.seq_len, manifest.vocab_size, special)
+    warn_of_random_weights(config, manifest.vocab_size)
     order = Order(row_groups(manifest, "train"), config.run.seed, config.data.shuffle_window, config.train.global_batch_size)
     from raytune70b.training.expected import fitted
 
@@ -62,6 +66,17 @@ def prepare_run(config: Config) -> Prepared:
     fingerprint["data"] = manifest.digest
     fingerprint["base"] = base_fingerprint(Folder(config.model.path)) if config.model.path else None
     return Prepared(config, run, data, manifest, feed, fingerprint, check_resume(config, run, fingerprint))
+
+
+def warn_of_random_weights(config: Config, vocab_size: int) -> None:
+    """Says so where a large model has no weights to start from: the shape alone is in `model.config`."""
+    if config.model.path is not None:
+        return
+    from raytune70b.planning.workload import config_shape
+
+    parameters = config_shape(config, vocab_size).parameters
+    if parameters >= LARGE:
+        print(f"warning: model.path is empty, so {parameters / 1e9:.1f} B random weights are trained from scratch; to fine-tune, name the folder of the model", flush=True)
 
 
 def absolute(config: Config) -> Config:

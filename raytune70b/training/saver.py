@@ -115,10 +115,14 @@ class Saver:
         self._outcome = Outcome(cursor.step, folder.uri, error, stall, time.monotonic() - begin, size, None if error else cursor)
 
     def _clear(self, folder: Folder) -> None:
-        """Makes room for the next save: on a full disk a half-written checkpoint would keep it from fitting."""
+        """Makes room for the next save: on a full disk a half-written checkpoint would keep it from fitting.
+
+        One that is published stays: a worker may have died between the manifest and the word of it.
+        """
         if self._rank == 0:
             with contextlib.suppress(OSError):
-                folder.delete()
+                if folder.size(MANIFEST) is None:
+                    folder.delete()
 
     def _write_shards(self, folder: Folder, staged: State) -> dict[str, tuple[int, str]]:
         def clear() -> None:
@@ -150,6 +154,7 @@ class Saver:
             if entries:
                 cursor.ledger = write_segment(self._run / "ledger", entries, parent)  # a second try must not follow the first one's segment
             folder.write(CURSOR, cursor_bytes(cursor))
+            check_all_there(folder, sums)
             files = {**sums, CURSOR: (folder.size(CURSOR), folder.checksum(CURSOR))}
             folder.write(MANIFEST, json.dumps({"step": cursor.step, "world_size": self._world, "files": files}, indent=1).encode())
 
@@ -160,8 +165,8 @@ class Saver:
             raise
         try:
             prune(self._checkpoints, self._settings.keep_last, self._settings.keep_best, self._settings.keep_every)
-        except OSError as error:
-            self._warn(f"old checkpoints could not be removed: {error}")
+        except Exception as error:  # this one is published, whatever an old one holds
+            self._warn(f"old checkpoints could not be removed: {_root_cause(error)}")
 
     def _on_rank_0(self, action: Callable[[], Any]) -> None:
         """Runs `action` on rank 0; an error there is raised on every rank."""
@@ -204,23 +209,40 @@ class Saver:
         self._retried(load)
 
     def _refuse(self, folder: Folder) -> str | None:
-        """Why a checkpoint cannot be used, the same on all ranks; one with wrong bytes is set aside."""
-        reason, published = None, False
+        """Why a checkpoint cannot be used, the same on all ranks; one with wrong bytes is set aside.
+
+        Raises OSError where only some workers can read it: that is their storage's fault, and says nothing of the checkpoint.
+        """
+        reason, damaged = None, False
         try:
             files = self._retried(lambda: read_manifest(folder))["files"]
-            published = True
             reason = self._retried(lambda: wrong_checksum(folder, sorted(files)[self._rank :: self._world], files))
+            damaged = reason is not None
         except (CheckpointError, OSError) as error:
             reason = str(error)
-        reasons: list[Any] = [None] * self._world
-        dist.all_gather_object(reasons, reason, group=self._group)
-        first = next((r for r in reasons if r), None)
-        if first and published and self._rank == 0:
-            set_aside(folder, first)
-        return first
+        found: list[Any] = [None] * self._world
+        dist.all_gather_object(found, (reason, damaged), group=self._group)
+        wrong = next((r for r, damaged in found if damaged), None)
+        if wrong is not None:
+            if self._rank == 0:
+                set_aside(folder, wrong)
+            return wrong
+        unreadable = [(rank, r) for rank, (r, _) in enumerate(found) if r is not None]
+        if unreadable and len(unreadable) < self._world:
+            rank, why = unreadable[0]
+            raise OSError(f"{folder.uri} can be read by {self._world - len(unreadable)} of {self._world} workers, but not by worker {rank} ({why}); run.path must be on storage that all nodes share")
+        return found[0][0]
 
     def _retried(self, action: Callable[[], Any]) -> Any:
         return retried(action, self._settings.retries, on_retry=lambda n, e: self._warn(f"reading checkpoints: {e}; try {n + 1}"))
+
+
+def check_all_there(folder: Folder, sums: dict[str, tuple[int, str]]) -> None:
+    """Raises OSError where a file that another worker has written is not seen from here: then no restart could read it either."""
+    there = dict(folder.files())
+    lost = next((name for name, (size, _) in sums.items() if there.get(name) != size), None)
+    if lost is not None:
+        raise OSError(f"{folder.uri}/{lost}: another worker has written it, but it is not seen here; run.path must be on storage that all nodes share")
 
 
 def _root_cause(failure: BaseException) -> str:

@@ -100,7 +100,8 @@ class ShardWriter(FileSystemWriter):
     """Writes a checkpoint's shards into `folder`; `files.sums` then holds the checksums of what this rank wrote."""
 
     def __init__(self, folder: Folder):
-        super().__init__(Path(), sync_files=folder.local is not None)
+        # What it writes lies in host memory: copying ahead would only open a CUDA context on the node's first GPU in every worker.
+        super().__init__(Path(), sync_files=folder.local is not None, per_thread_copy_ahead=0)
         self.files = StorageFiles(folder)
         self.fs = self.files  # type: ignore[assignment]
         self.path = self.fs.init_path("")  # type: ignore[assignment]

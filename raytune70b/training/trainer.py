@@ -21,7 +21,6 @@ import ray
 import ray.data
 import ray.train
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, ValidationConfig
-from ray.train.torch import TorchConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytune70b import cluster
@@ -36,6 +35,7 @@ from raytune70b.training.controller import ElasticTrainer
 from raytune70b.training.expected import expectation
 from raytune70b.training.job import ExactSplit, Job, train_on_worker
 from raytune70b.training.mailbox import STOP, Mailbox
+from raytune70b.training.network import BoundTorchConfig
 from raytune70b.training.prepared import Prepared, write_resolved
 from raytune70b.training.watchdog import Watchdog
 
@@ -90,8 +90,8 @@ def build_trainer(prepared: Prepared, job: Job, launch: int, evaluate: Evaluate 
     return ElasticTrainer(
         train_on_worker,
         train_loop_config={"job": job},
-        run=prepared.run.uri, mailbox=job.mailbox, launch=launch, hand_over_s=config.run.hang_timeout_s,
-        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(max(60, 3 * config.run.hang_timeout_s))),
+        run=prepared.run.uri, mailbox=job.mailbox, launch=launch, hand_over_s=config.run.hang_timeout_s, replicate=config.model.replicate,
+        torch_config=BoundTorchConfig(backend="cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(max(60, 3 * config.run.hang_timeout_s))),
         scaling_config=ScalingConfig(  # type: ignore[call-arg]
             num_workers=(least, most), use_gpu=gpu,  # type: ignore[arg-type]
             resources_per_worker={"CPU": config.cluster.cpus_per_worker, **({"GPU": 1} if gpu else {})},

@@ -149,7 +149,8 @@ class Worker:
         if self.device.type != "cuda":
             return ""
         size = torch.cuda.get_device_properties(self.device).total_memory
-        return memory_line(workload_of(self.config, self.world, size, self.job.vocab_size), size)
+        data = dataclasses.replace(self.config.data, seq_len=self.job.validation.manifest.seq_len)
+        return memory_line(workload_of(dataclasses.replace(self.config, data=data), self.world, size, self.job.vocab_size), size)
 
     def introduce(self) -> int:
         """Rank 0 registers the worker group and says who is in it; returns the number of machines."""

@@ -66,6 +66,13 @@ def test_run_without_checkpoint(root, capsys, tmp_path):
     assert code == 2 and "has no checkpoint" in line and "jobs/finetune.py" in line
 
 
+@pytest.mark.parametrize("name", ["full", "lora"])
+def test_a_run_that_insists_on_flash_attention_is_exported_on_a_cpu(root, tmp_path, name):
+    extra = [f"model.path={root / 'base'}", "model.method=lora"] if name == "lora" else []
+    exported = export_run(config(root, name, *extra, "model.attention=flash_attention_2", f"export.path={tmp_path / 'out'}", "export.register="))
+    assert exported.facts["checks"]["logit_error"] is not None
+
+
 def test_step_that_does_not_exist(root, capsys):
     code, line = job(str(root / "runs/full"), "export.checkpoint=9", capsys=capsys)
     assert code == 2 and "step 9" in line and "[7]" in line

@@ -47,6 +47,30 @@ def test_more_failures_cost_more_and_ask_for_more_checkpoints():
     assert shaky.losses.failures == pytest.approx(100 * steady.losses.failures)
 
 
+def test_validation_takes_its_forward_passes():
+    """With activations computed again a training step makes four passes, a validation one of them."""
+    plan = build_plan(compose(["conf/recipe/legalfin.yaml", "train.steps=1001"]))
+    per_token = plan.throughput.step_seconds / (128 * 4096)
+    assert plan.validation.seconds == pytest.approx(512 * 4096 * per_token / 4)
+    assert plan.validation.total(1001) == pytest.approx(7 * plan.validation.seconds), "before the first step, after 200, 400, 600, 800, 1000 and at the end"
+    busy = 1001 * plan.throughput.step_seconds + plan.validation.total(1001)
+    assert plan.schedule.hours == pytest.approx(busy / 3600 / plan.losses.kept)
+    assert plan.losses.kept - plan.losses.goodput == pytest.approx(plan.losses.validation) and plan.losses.validation > 0
+    none = build_plan(compose(["conf/recipe/legalfin.yaml", "validation.every=0", "validation.at_start=false"]))
+    assert none.validation.total(1001) == none.validation.seconds
+
+
+def test_what_the_budget_buys_is_what_fits_with_its_validations():
+    plan = build_plan(compose(["conf/recipe/legalfin.yaml"]))
+    seconds = plan.schedule.budget_hours * 3600 * plan.losses.kept
+    bought = plan.schedule.budget_steps
+    assert bought * plan.throughput.step_seconds + plan.validation.total(bought) <= seconds * (1 + 1e-9)
+    more = bought + 2
+    assert more * plan.throughput.step_seconds + more / plan.validation.every * plan.validation.seconds + 2 * plan.validation.seconds > seconds
+    unbounded = build_plan(compose(["conf/recipe/legalfin.yaml", "validation.max_blocks=null"]))
+    assert unbounded.validation.blocks == round(125e9 * 0.05 / 4096) and unbounded.schedule.budget_steps < 10
+
+
 def test_checkpoints_hold_what_training_changes():
     full = build_plan(compose(["conf/recipe/cognistream.yaml"]))
     assert full.checkpoint.bytes == pytest.approx(68.976648192e9 * (2 + 8), rel=1e-4)  # bf16 weights, fp32 moments

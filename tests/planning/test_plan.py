@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[2]
 RECIPES = ("cognistream", "synergy", "legalfin", "leximind", "compliance")
 SNAPSHOT = {
     # verdict, GiB a GPU, likely tokens/s/GPU, steps inside the budget, whether that is the whole run
-    "cognistream": ("fits", 65, 801, 6318, False),
-    "synergy": ("fits", 23, 968, 7645, False),
-    "legalfin": ("fits", 65, 801, 5970, False),
-    "leximind": ("fits", 41, 706, 1395, False),
-    "compliance": ("does not fit", 98, 779, 3070, False),
+    "cognistream": ("fits", 65, 801, 6285, False),
+    "synergy": ("fits", 23, 968, 7591, False),
+    "legalfin": ("fits", 65, 801, 5938, False),
+    "leximind": ("fits", 41, 706, 1389, False),
+    "compliance": ("does not fit", 98, 779, 3053, False),
 }
 
 
@@ -82,7 +82,7 @@ def test_json_holds_the_whole_plan(capsys):
     assert found["model"]["parameters"] == 70553706496
     assert found["verdict"] == "does not fit"
     assert sum(found["memory"]["parts"].values()) == pytest.approx(found["memory"]["total"])
-    assert found["schedule"]["end"] == "2026-12-14"
+    assert found["schedule"]["end"] == "2026-12-15"
     assert found["changes"] and found["claims"]
 
 

@@ -10,9 +10,19 @@ from raytune70b.storage import Folder
 from raytune70b.sweep.answer import FOUND, answer
 from raytune70b.sweep.budget import affordable, cost
 from raytune70b.sweep.points import Point, Result
-from raytune70b.sweep.report import best_yaml, curves_picture, rates_picture, table_csv
+from raytune70b.sweep.report import best_yaml, curves_picture, next_command, rates_picture, table_csv
 from raytune70b.sweep.run import check_settings, prepare_sweep
-from raytune70b.sweep.setting import full_blocks, settings, space, trial_config, trial_order, trial_prepared, trial_steps
+from raytune70b.sweep.setting import (
+    check_price,
+    full_blocks,
+    settings,
+    space,
+    sweep_price,
+    trial_config,
+    trial_order,
+    trial_prepared,
+    trial_steps,
+)
 from raytune70b.training.schedule import learning_rate
 from tests.conftest import write_blocks
 from tests.sweep.world import World, sweep
@@ -34,6 +44,36 @@ def test_a_subset_holds_its_share_in_whole_row_groups(fraction):
     assert fraction * sum(groups) <= held + 1e-6 and held - max(groups) < fraction * sum(groups)
     assert chosen == subset(groups, fraction, 17) and list(chosen) == sorted(set(chosen))
     assert fraction in (1.0, 0.001) or chosen != subset(groups, fraction, 18)
+
+
+def test_the_next_command_is_the_full_run_at_the_answer(prepared):
+    """A rate on the command line would win over best.yaml."""
+    best = "# found\ntrain:\n  learning_rate: 0.002\n  warmup_steps: 4\nmodel:\n  lora:\n    rank: 8\n"
+    given = ["conf/sweep.yaml", "conf/recipe/legalfin.yaml", "sweep.name=rates", "train.learning_rate=1e-4", "model.lora.rank=4", "data.path=a b", "run.name=x", "train.epochs=2"]
+    command = next_command(given, best, "/runs/rates/best.yaml", "rates-best")
+    assert command == "python jobs/finetune.py conf/recipe/legalfin.yaml /runs/rates/best.yaml 'data.path=a b' train.epochs=2 run.name=rates-best"
+
+
+H100 = ["hardware.gpu=H100-SXM-80GB", "hardware.nodes=2", "hardware.gpus_per_node=8", "cluster.workers=[8,16]", "budget.price_per_gpu_hour=2.0"]
+
+
+def test_a_sweep_that_would_spend_the_full_runs_budget_is_refused_beforehand(prepared):
+    whole = replace(prepared, config=compose([*ARGUMENTS, *H100, f"data.path={prepared.config.data.path}", f"run.path={prepared.config.run.path}"]))
+    found, trials = sweep_price(whole), space(whole).expected
+    assert found.usd == pytest.approx(trials * found.trial_hours * 8 * 2.0)
+    assert found.hours == pytest.approx(math.ceil(trials / 2) * found.trial_hours), "two trials of eight workers side by side on sixteen GPUs"
+    check_price(whole)
+
+    def limited(**limits):
+        return replace(whole, config=replace(whole.config, **limits))
+
+    tight = replace(whole.config.budget, usd=found.usd / 2)
+    with pytest.raises(UserError, match=r"sweep.data_fraction: .* more than budget.usd .* lower it or train.steps, or bound the sweep by sweep.hours"):
+        check_price(limited(budget=tight))
+    with pytest.raises(UserError, match=r"more than budget\.hours"):
+        check_price(limited(budget=replace(whole.config.budget, hours=found.hours / 2)))
+    check_price(limited(budget=tight, sweep=replace(whole.config.sweep, usd=5.0)))
+    assert sweep_price(prepared) is None, "nothing is known of a CPU's price"
 
 
 def test_all_trials_train_on_the_same_blocks_each_once(prepared):

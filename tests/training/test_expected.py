@@ -18,7 +18,8 @@ def test_a_fitted_schedule_costs_what_the_budget_allows_and_a_resumed_run_keeps_
     plan = expectation(config, manifest, 10**6)
     steps = fitted(config, run, manifest, 10**6).train.steps
     seconds = 1 / 2 / config.cluster.workers[1] * 3600
-    assert seconds - plan["step_seconds"] < steps * plan["step_seconds"] + 2 * SETUP_S <= seconds
+    a_step = plan["step_seconds"] + plan["validation_s"] / config.validation.every
+    assert seconds - a_step < steps * a_step + 2 * SETUP_S + 2 * plan["validation_s"] <= seconds
     assert fitted(config, run, manifest, 100).train.steps == 100
     started = fitted(config, run, manifest, 10**6)
     run.write("config.yaml", to_yaml(started).encode())
@@ -29,7 +30,8 @@ def test_a_fitted_schedule_costs_what_the_budget_allows_and_a_resumed_run_keeps_
 def test_the_expectation_multiplies_out(manifest):
     config = compose(["budget.price_per_gpu_hour=3"])
     plan = expectation(config, manifest, 1000)
-    assert plan["hours"] * 3600 == pytest.approx(1000 * plan["step_seconds"])
+    validations = 1 + 999 // config.validation.every + 1
+    assert plan["hours"] * 3600 == pytest.approx(1000 * plan["step_seconds"] + validations * plan["validation_s"])
     assert plan["usd"] == pytest.approx(plan["hours"] * 3 * config.cluster.workers[1])
     per_step = config.train.global_batch_size * manifest.seq_len
     assert plan["tokens_per_s"] == pytest.approx(per_step / plan["step_seconds"], rel=0.01)

@@ -322,3 +322,45 @@ def test_nothing_is_published_or_pruned_while_one_writer_is_blocked(tmp_path):
         assert stall < 0.9 and len(during) > 3
         assert set(during) == {(1, True)}
         assert after == 2
+
+
+def one_that_cannot_read(rank: int, world: int, path: Path) -> None:
+    """Worker 1 is on a machine where the run's storage is not mounted."""
+    assert save(saver(path), 3, tensors(1.0)).error is None
+    saver(path if rank != 1 else path / "not mounted").choose()
+
+
+def test_a_checkpoint_that_one_worker_cannot_see_is_not_the_checkpoints_fault(tmp_path):
+    with pytest.raises(ChildFailed, match=r"can be read by 1 of 2 workers, but not by worker 1 .* storage that all nodes share"):
+        run(one_that_cannot_read, 2, tmp_path)
+    assert newest(Folder(tmp_path / "checkpoints")).step == 3, "it is not set aside"
+
+
+def writes_elsewhere(rank: int, world: int, path: Path) -> str | None:
+    return save(saver(path if rank != 1 else path / "own disk"), 3, tensors(1.0)).error
+
+
+def test_shards_that_lie_on_another_machines_disk_are_not_published(tmp_path):
+    errors = run(writes_elsewhere, 2, tmp_path)
+    assert errors[0] == errors[1] and "another worker has written it, but it is not seen here" in errors[0]
+    assert newest(Folder(tmp_path / "checkpoints")) is None
+
+
+def fails_behind_the_manifest(rank: int, world: int, path: Path) -> str | None:
+    from raytune70b.training import saver as module
+
+    def refuse(*_):
+        raise TypeError("a cursor of another version")
+
+    module.prune = refuse
+    warnings: list[str] = []
+    writer = saver(path, warnings=warnings)
+    outcome = save(writer, 3, tensors(1.0))
+    assert rank or warnings == ["old checkpoints could not be removed: TypeError: a cursor of another version"]
+    writer._clear(Folder(path / "checkpoints") / folder_name(3))  # as when a worker dies before the outcome is told
+    return outcome.error
+
+
+def test_what_fails_behind_the_manifest_leaves_the_checkpoint(tmp_path):
+    assert run(fails_behind_the_manifest, 2, tmp_path) == [None, None]
+    assert newest(Folder(tmp_path / "checkpoints")).step == 3
