@@ -6,6 +6,8 @@
 
 Without a folder it takes the run of run.path and run.name. Results, answers and an HTML page go to `evaluation/` in the run's
 or the model's folder and to MLflow; the same command again goes on where it stopped.
+
+exit codes: 0 evaluated; 1 failed; 2 wrong input or configuration.
 """
 
 from __future__ import annotations

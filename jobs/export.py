@@ -5,6 +5,8 @@
 
 RUN is a run folder (path or URI); without one, that of run.path and run.name. LoRA and QLoRA runs give the merged model and,
 in `adapter/`, the adapters alone. A failed check is an error and publishes nothing.
+
+exit codes: 0 exported and checked; 1 failed; 2 wrong input or configuration, or a check that failed.
 """
 
 from __future__ import annotations

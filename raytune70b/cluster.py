@@ -13,6 +13,8 @@ from raytune70b.schema import Config
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
 """What workers print reaches the user through the run's own records."""
 
+STARTED_AT_ONCE = 8
+
 
 def use_token() -> None:
     """Makes this process show Ray's token where there is one and RAY_AUTH_MODE does not say otherwise; call it before Ray is imported.
@@ -40,6 +42,8 @@ def start(config: Config) -> None:
     address = config.cluster.address
     if address == "local" or (address == "auto" and "RAY_ADDRESS" not in os.environ):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what a team trains is nobody else's business unless it says so
+        # Ray warns of four times as many processes as it starts at once (a process a core), which on a small machine a sweep has always.
+        os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str(max(STARTED_AT_ONCE, os.cpu_count() or 1)))
         cpus = config.cluster.workers[1] * config.cluster.cpus_per_worker + 1
         ray.init(address="local", num_cpus=max(os.cpu_count() or 1, round(cpus)), include_dashboard=config.cluster.dashboard, **QUIET)
         return

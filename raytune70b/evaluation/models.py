@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,5 +93,6 @@ def _write_random_base(trained: Trained, target: Path) -> None:
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     write_tokenizer(staging, trained.data, trained.manifest)
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed where it is installed, which else says that it found no GPU
     base_model(plain, trained.manifest.vocab_size).save_pretrained(staging)
     staging.rename(target)
