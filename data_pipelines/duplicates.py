@@ -80,7 +80,7 @@ def fetch(payload: Fetch, out: Folder, key: str) -> Result:
                 table = parquet.read_row_group(group, ["text", "chat", "hash", "source", "line"]).take(rows - start)
                 for row, text, chat in zip(rows.tolist(), table["text"].to_pylist(), table["chat"].to_pylist(), strict=True):
                     if row in wanted:
-                        sets[row] = dedup.comparable(dedup.runs(dedup.word_hashes(plain_text(text, chat)), dedup.SHINGLE_WORDS))
+                        sets[row] = dedup.comparable(dedup.shingles(text, json.loads(text) if chat else None))
                 places.append(table.select(["hash", "source", "line"]).add_column(0, "document", pa.array(payload.first + rows)))
             start = stop
     sink = pa.BufferOutputStream()
@@ -88,11 +88,6 @@ def fetch(payload: Fetch, out: Folder, key: str) -> Result:
     out.write(f"{key}.places.parquet", sink.getvalue())
     write_partitions(out, f"{key}.sets.arrow", SETS, [(payload.first + rows, [sets[r] for r in rows.tolist()]) for rows in payload.units])
     return {"counts": {"fetched": len(payload.rows)}}
-
-
-def plain_text(text: str, chat: bool) -> str:
-    """The words of a stored document: a conversation's contents, one after the other."""
-    return "\n\n".join(content for _, content in json.loads(text)) if chat else text
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ every document of the shard.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ SHARD_BITS = 32
 """A document's number is its shard's index, shifted by so much, plus its row in the shard."""
 CONTAMINATION_WORDS = 13
 SAMPLES = 3
+MASKED = re.compile(r"\[[A-Z]+_\d+\]|[^\W_]")
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def extract(payload: Extract, out: Folder, key: str) -> dict[str, Any]:
             tally.counts["read"] += item.rows if isinstance(item, Bad) else 1
             if isinstance(item, Bad):
                 tally.quarantined[item.reason.split(":")[0]] += item.rows
-                bad.append(item.to_json())
+                bad.append(_shown(item, rules.redact))
             else:
                 yield item
 
@@ -110,12 +113,17 @@ def extract(payload: Extract, out: Folder, key: str) -> dict[str, Any]:
                         [k.row.source for k in kept], [k.row.line for k in kept]])  # fmt: skip
             digests += hashes
             if rules.near:
-                sets = [dedup.runs(k.words, dedup.SHINGLE_WORDS) for k in kept]
-                band_rows.append(dedup.bands(sets, np.array([dedup.salt(k.language) for k in kept], np.uint64)))
+                band_rows.append(dedup.bands([dedup.shingles(k.text, json.loads(k.text)) if k.row.messages else dedup.runs(k.words, dedup.SHINGLE_WORDS) for k in kept]))
     _write_hashes(out, key, first, digests, band_rows, rules.partitions)
     if bad:
         out.write(f"{key}.bad.jsonl", ("\n".join(bad) + "\n").encode())
     return tally.result()
+
+
+def _shown(bad: Bad, kinds: Any) -> str:
+    """A bad row for people to look at; personal data in it is replaced as in the others."""
+    raw = bad.raw.decode("utf-8", "backslashreplace")
+    return dataclasses.replace(bad, raw=Redaction(kinds).apply(raw).encode()).to_json()
 
 
 def _judged(row: Row, rules: Rules, contaminated: np.ndarray, tally: _Tally) -> _Kept | None:
@@ -134,7 +142,8 @@ def _judged(row: Row, rules: Rules, contaminated: np.ndarray, tally: _Tally) -> 
     if not reason:
         redaction = Redaction(rules.redact)
         redacted = [redaction.apply(content) for content in contents]
-        words = dedup.word_hashes("\n\n".join(redacted))
+        own = [c for c, role in zip(redacted, [role for role, _ in row.messages] or [""], strict=True) if role != "system"]  # a system's text is everybody's
+        words = dedup.word_hashes("\n\n".join(own))
         reason = "" if row.messages else _fault(redacted[0], words, rules.min_words)
         if not reason and len(contaminated) and np.isin(dedup.runs(words, CONTAMINATION_WORDS), contaminated).any():
             reason = "shares 13 words with the evaluation files"
@@ -162,14 +171,24 @@ def _count(tally: _Tally, text: str, code: str, redaction: Redaction, before: st
 
 
 def _sample(before: str, kinds: Any) -> tuple[str, str]:
-    """The first redacted line, before and after. Before, its personal data is shown by its shape: letters x, digits 0."""
+    """The finds of the first redacted line, before and after, with 20 characters on each side: letters x, digits 0."""
     line = next(line for line in before.split("\n") if find(line.encode(), kinds))
-    data, masked, position = line.encode(), "", 0
+    data, redaction, shown, after, position = line.encode(), Redaction(kinds), "", "", 0
     for span in find(data, kinds):
-        value = data[span.start : span.end].decode()
-        masked += data[position : span.start].decode() + "".join("0" if c.isdigit() else "x" if c.isalpha() else c for c in value)
+        gap, value = data[position : span.start].decode(), data[span.start : span.end]
+        if not position or len(gap) > 40:
+            gap = (gap[:20] + "…" if position else "") + gap[-20:]
+        around = _masked(gap)
+        shown += around + _masked(value.decode())
+        after += around + redaction.placeholder(span.kind, value).decode()
         position = span.end
-    return (masked + data[position:].decode())[:400], Redaction(kinds).apply(line)[:400]
+    rest = _masked(data[position:].decode()[:20])
+    return (shown + rest)[:400], (after + rest)[:400]
+
+
+def _masked(text: str) -> str:
+    """Letters as x, digits as 0; placeholders stay."""
+    return MASKED.sub(lambda m: m[0] if len(m[0]) > 1 else "0" if m[0].isdigit() else "x", text)
 
 
 def _write_hashes(out: Folder, key: str, first: int, digests: list[bytes], band_rows: list[np.ndarray], partitions: int) -> None:
@@ -192,6 +211,6 @@ def evaluation_hashes(shards: list[Shard], columns: dict[str, str]) -> np.ndarra
     for shard in shards:
         for row in read_shard(shard, columns):
             if isinstance(row, Row):
-                texts = [content for _, content in row.messages] or [row.text]
+                texts = [content for role, content in row.messages if role != "system"] or [row.text]
                 found += [dedup.runs(dedup.word_hashes(normalise(t)), CONTAMINATION_WORDS) for t in [*texts, "\n\n".join(texts)]]
     return np.unique(np.concatenate(found))

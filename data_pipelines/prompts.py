@@ -13,6 +13,7 @@ that they cannot be found again is an error, never a guess.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -70,13 +71,32 @@ class Prompts:
                 continue
             prompt = self.render(turns[:number], generation=True)
             core = content.strip()
-            start = len(prompt) if text.startswith(prompt) else text.find(core, position)
+            start = len(prompt) if text.startswith(prompt) else self._places(turns, text).get(number, -1)
             found = text.find(core, start) if start >= position else -1
             if found < 0:
                 raise PromptError(f"the chat template changes turn {number}, so that it cannot be told from the rest")
             position = found + len(core)
             spans.append((start, position))
         return text, spans
+
+    def _places(self, turns: Sequence[Turn], text: str) -> dict[int, int]:
+        """Where each turn's content stands in the rendered text; empty where the template does more than insert it.
+
+        Some templates render a conversation's beginning in another way than the whole of it (Mistral puts the system's text before the
+        last question), and to look for the answer would find it where the question quotes it.
+        """
+        try:
+            marked = self.render([(role, f"\ue000{number}\ue001") for number, (role, _) in enumerate(turns)])
+        except PromptError:  # it looks into the contents
+            return {}
+        built, places = "", dict[int, int]()
+        for n, piece in enumerate(re.split("\ue000(\\d+)\ue001", marked)):
+            if n % 2:
+                places[int(piece)] = -1 if int(piece) in places else len(built)
+                built += turns[int(piece)][1].strip()
+            else:
+                built += piece
+        return places if built == text else {}
 
 
 def prompt_ids(tokenizer: Any, turns: Sequence[Turn]) -> list[int]:

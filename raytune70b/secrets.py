@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 SECRET = re.compile(
-    r"(?:(?<=://)|(?<=\w:/))[^/\s@?#]*:[^/\s@]+(?=@)|(?<=[?&])(?:[a-z_.-]*(?:password|passwd|secret|token|access_key|api_?key|signature|sig))=[^&\s]+",
+    r"(?:(?<=://)|(?<=\w:/))[^/\s@?#]*:(?!\d+/)[^\s@]+(?=@)|(?<=[?&])(?:[a-z_.-]*(?:password|passwd|secret|secret_key|token|access_key|api_?key|signature|sig))=[^&\s]+",
     re.IGNORECASE,
 )
 """user:password before the host of a URI (also of one that was made a path and lost a slash), and query parameters that name a secret."""

@@ -10,6 +10,8 @@ SECRETS = [
     ("tracking.mlflow", "https://anna:hunter2@mlflow.example", "MLFLOW_TRACKING_PASSWORD"),
     ("tracking.mlflow", "https://mlflow.example/?access_token=hunter2", "MLFLOW_TRACKING_TOKEN"),
     ("run.path", "s3://AKIA123:hunter2@bucket/runs", "AWS_SECRET_ACCESS_KEY"),
+    ("run.path", "s3://AKIA123:wJal/hunter2/K7@bucket/runs", "AWS_SECRET_ACCESS_KEY"),
+    ("run.path", "s3://bucket/runs?secret_key=hunter2", "AWS_SECRET_ACCESS_KEY"),
     ("run.path", "s3://bucket/runs?region=x&secret_key_or_token=a&secret=hunter2", "AWS_SECRET_ACCESS_KEY"),
     ("export.path", "abfs://box:hunter2@account.example/x", "AZURE_STORAGE_KEY"),
     ("data.inputs", "[a.jsonl,'s3://k:hunter2@bucket/b.jsonl']", "AWS_SECRET_ACCESS_KEY"),
@@ -20,6 +22,7 @@ PLAIN = [
     "postgresql://anna@db.example:5432/mlflow",
     "sqlite:////shared/runs/mlflow.db",
     "runs/a:b@c",
+    "http://host:5000/x@y",
     "s3://bucket/tokens=4096/x@y:z",
 ]
 

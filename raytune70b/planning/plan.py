@@ -104,7 +104,7 @@ def build_plan(config: Config, shape: ModelShape | None = None) -> Plan:
     validation = money.plan_validation(validation_blocks(config), config.validation.every, config.validation.at_start, workload, throughput.likely)
     schedule, losses = _schedule(config, place, workload, throughput, checkpoint, validation)
     data = (schedule.corpus_tokens or 0.0) * 1.1  # a block's bytes on disk, compressed
-    disk = checkpoint.bytes * (checkpoint.kept + 1) + data
+    disk = checkpoint.bytes * (checkpoint.kept + 1 + kept_for_ever(config, schedule)) + data
     return Plan(
         config, place, workload, memory, throughput, schedule, checkpoint, validation, losses,
         _costs(config, place, workload, schedule, losses, disk), memory.host * place.gpus_per_node, disk,
@@ -113,6 +113,12 @@ def build_plan(config: Config, shape: ModelShape | None = None) -> Plan:
 
 def kept_checkpoints(config: Config) -> int:
     return config.checkpoint.keep_last + config.checkpoint.keep_best
+
+
+def kept_for_ever(config: Config, schedule: Schedule) -> int:
+    """Checkpoints that `checkpoint.keep_every` has kept by the end of the run."""
+    trained = min((n for n in (schedule.steps, schedule.budget_steps) if n is not None), default=0)
+    return trained // config.checkpoint.keep_every if config.checkpoint.keep_every else 0
 
 
 def resolve_micro_batch(workload: Workload, config: Config, gpu_memory: float) -> Workload:
@@ -168,12 +174,12 @@ def _schedule(
     kept = max(losses.kept, 0.01)
     hours = None if busy is None else busy / kept
     if budget is not None:
-        bought = validation.steps_in(budget * 3600 * kept, throughput.step_seconds)
+        bought = validation.steps_in(budget * 3600 * kept, throughput.step_seconds)  # what is reserved is left out already
         bought_tokens = float(bought * per_step)
     trained = min((n for n in (steps, bought) if n is not None), default=None)
     if trained is not None:
         scored = validation.total(trained)
-        losses = replace(losses, validation=losses.kept * scored / (trained * throughput.step_seconds + scored))
+        losses = replace(losses, validation=losses.kept * scored / max(trained * throughput.step_seconds + scored, 1e-9))
     start = start_day(config)
     end = (
         None
@@ -195,11 +201,12 @@ def start_day(config: Config) -> datetime.date:
 
 
 def budget_hours(config: Config, gpus: int) -> float | None:
-    """Hours that `budget.hours` and `budget.usd` both allow."""
+    """Hours that `budget.hours` and `budget.usd` both allow, without the `budget.reserve_minutes` that a run leaves for its evaluation and export."""
     limits = [config.budget.hours]
     if config.budget.usd is not None and config.budget.price_per_gpu_hour:
         limits.append(config.budget.usd / (config.budget.price_per_gpu_hour * gpus))
-    return min((h for h in limits if h is not None), default=None)
+    least = min((h for h in limits if h is not None), default=None)
+    return None if least is None else max(0.0, least - config.budget.reserve_minutes / 60)
 
 
 def offers(config: Config) -> list[money.Offer]:

@@ -11,10 +11,12 @@ from raytune70b.sweep.points import Result, elapsed
 from raytune70b.tracking.console import duration, number
 
 
-def affordable(config: Config, results: Iterable[Result], wanted: int, room: int, trial_tokens: int, full_tokens: int) -> tuple[int, str]:
+def affordable(
+    config: Config, results: Iterable[Result], wanted: int, room: int, trial_tokens: int, full_tokens: int, unfinished_s: float = 0.0
+) -> tuple[int, str]:
     """How many of `wanted` trials may start now, at most, and the limit that says so ('' where none does).
 
-    room: trials that run at a time. Before any trial has ended nothing is known of its time: then one round of trials may start.
+    room: trials that run at a time. unfinished_s: seconds of trials that earlier launches began and did not end. Before any trial has ended nothing is known of its time: then one round of trials may start.
     """
     results, sweep = list(results), config.sweep
     most, why = wanted, ""
@@ -24,11 +26,11 @@ def affordable(config: Config, results: Iterable[Result], wanted: int, room: int
     seconds = [r.seconds for r in results if r.usable]
     mean = statistics.fmean(seconds) if seconds else None
     if sweep.hours is not None:
-        left = sweep.hours * 3600 - elapsed(results)
+        left = sweep.hours * 3600 - elapsed(results) - unfinished_s
         rounds = (1 if left > 0 else 0) if mean is None else int(left // mean)
         most, why = _less(most, why, rounds * room, f"sweep.hours: {sweep.hours:g} h")
     if sweep.usd is not None:
-        left = sweep.usd - cost(config, results)
+        left = sweep.usd - cost(config, results) - trial_cost(config, unfinished_s)
         count = (room if left > 0 else 0) if mean is None else int(left // trial_cost(config, mean))
         most, why = _less(most, why, count, f"sweep.usd: ${sweep.usd:,.2f}")
     return max(0, most), why

@@ -45,7 +45,7 @@ def next_command(arguments: list[str], best: str, best_path: str, name: str) -> 
     """
     answered = OmegaConf.create(best)
     kept = [a for a in arguments if "=" not in a or (OmegaConf.select(answered, a.partition("=")[0]) is None and not a.startswith(("sweep.", "run.name=")))]
-    files = [a for a in kept if "=" not in a and not a.endswith("sweep.yaml")]
+    files = [a for a in kept if "=" not in a and a not in ("sweep.yaml", "conf/sweep.yaml")]
     settings = [a for a in kept if "=" in a]
     return shlex.join(["python", "jobs/finetune.py", *files, best_path, *settings, f"run.name={name}"])
 

@@ -6,6 +6,7 @@ and comes to the same answer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
@@ -23,7 +24,7 @@ from raytune70b.sweep import report
 from raytune70b.sweep.answer import ALL_DIVERGED, ALL_FAILED, FOUND, Answer, answer
 from raytune70b.sweep.budget import affordable, cost, plan_line, progress_line
 from raytune70b.sweep.children import Children
-from raytune70b.sweep.points import Result, elapsed, read_results, write_result
+from raytune70b.sweep.points import Point, Result, elapsed, read_results, write_result
 from raytune70b.sweep.setting import (
     check_price,
     check_trial_workers,
@@ -38,6 +39,8 @@ from raytune70b.sweep.setting import (
 from raytune70b.sweep.stages import Results, Stage, next_stage
 from raytune70b.sweep.trials import room, run_stage
 from raytune70b.tracking.console import duration
+from raytune70b.tracking.cost import spent
+from raytune70b.tracking.journal import read_journal
 from raytune70b.training.prepared import Prepared, prepare_run
 
 EXIT = {FOUND: 0, ALL_FAILED: 1, ALL_DIVERGED: 3}
@@ -79,7 +82,8 @@ class Sweep:
         check_settings(self.folder, settings(prepared))
         self.space = space(prepared)
         self.results: Results = read_results(self.folder)
-        self._begin, self._before = time.monotonic(), elapsed(self.results.values())
+        self._unfinished = unfinished_seconds(self.folder, self.results)
+        self._begin, self._before = time.monotonic(), elapsed(self.results.values()) + self._unfinished
         self._stopped: str | None = None
         self._room = 1
 
@@ -95,7 +99,7 @@ class Sweep:
         children = Children(self.prepared, self.folder)
         children.deliver(list(self.results.values()))
         while self._stopped is None and (stage := next_stage(self.space, self.results)) is not None:
-            count, limit = affordable(self.config, self.results.values(), len(stage.points), self._room, tokens, full)
+            count, limit = affordable(self.config, self.results.values(), len(stage.points), self._room, tokens, full, self._unfinished)
             if count < 1:
                 self.stop(f"{limit} pays for no further trial")
                 break
@@ -106,15 +110,21 @@ class Sweep:
     def _run(self, stage: Stage) -> None:
         self._say(f"{stage.name}: {len(stage.points)} trials, {min(self._room, len(stage.points))} at a time")
         run_stage(self.prepared, self.folder, stage, self.results, self._take, self._over)
+        for point in self.results.keys() & set(stage.points):
+            self._forget_weights(point)
         if self._stopped is None and any(p not in self.results for p in stage.points):
             self.stop("interrupted" if not self._time_is_up() else f"sweep.hours: {self.config.sweep.hours:g} h are used")
 
     def _take(self, result: Result, running: int) -> None:
         self.results[result.point] = result
         write_result(self.folder, result)
-        checkpoints = Folder(trial_config(self.prepared, result.point).run.path) / result.point.name / "checkpoints"
-        checkpoints.delete()  # a trial's weights are of no use once its loss is known
+        self._forget_weights(result.point)
         self._say(progress_line(list(self.results.values()), running, self.space.expected, self._room, result))
+
+    def _forget_weights(self, point: Point) -> None:
+        """A trial's weights are of no use once its loss is known. One that is being stopped may still write: then they go after its stage."""
+        with contextlib.suppress(OSError):
+            (Folder(trial_config(self.prepared, point).run.path) / point.name / "checkpoints").delete()
 
     def _time_is_up(self) -> bool:
         hours = self.config.sweep.hours
@@ -154,6 +164,12 @@ class Sweep:
     def _say(self, text: str) -> None:
         if not self.config.run.quiet:
             print(text, flush=True)
+
+
+def unfinished_seconds(folder: Folder, results: Results) -> float:
+    """Seconds of trials that were begun in earlier launches and have no result yet."""
+    known, runs = {point.name for point in results}, folder / "runs"
+    return sum(spent(read_journal(runs / name)).seconds for name in runs.names() if name.startswith("lr") and name not in known)
 
 
 def check_settings(folder: Folder, now: dict[str, Any]) -> None:

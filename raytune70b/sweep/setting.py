@@ -13,7 +13,9 @@ from dataclasses import asdict, replace
 from raytune70b.blocks.order import Order, subset
 from raytune70b.blocks.stream import row_groups
 from raytune70b.config import UserError, get, known_keys
-from raytune70b.planning.advice import expected_throughput
+from raytune70b.planning.advice import expected_throughput, workload_of
+from raytune70b.planning.cost import plan_validation
+from raytune70b.planning.hardware import find_gpu
 from raytune70b.schema import Budget, Config
 from raytune70b.storage import Folder
 from raytune70b.sweep.budget import Price, beyond, price
@@ -50,8 +52,11 @@ def sweep_price(prepared: Prepared) -> Price | None:
     if config.hardware.gpu == "cpu":
         return None
     workers, trial = config.sweep.workers or config.cluster.workers[0], trial_config(prepared, expected.start)
-    step_seconds = expected_throughput(trial, workers, prepared.manifest.vocab_size).step_seconds
-    return price(config, expected.expected, trial_steps(prepared, expected.start) * step_seconds)
+    speed, steps = expected_throughput(trial, workers, prepared.manifest.vocab_size), trial_steps(prepared, expected.start)
+    blocks = min(prepared.manifest.rows("validation"), trial.validation.max_blocks or prepared.manifest.rows("validation"))
+    load = workload_of(trial, workers, find_gpu(config.hardware.gpu).memory, prepared.manifest.vocab_size)
+    validation = plan_validation(blocks, trial.validation.every, trial.validation.at_start, load, speed.likely)
+    return price(config, expected.expected, steps * speed.step_seconds + validation.total(steps))
 
 
 def check_price(prepared: Prepared) -> None:

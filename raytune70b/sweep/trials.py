@@ -26,6 +26,7 @@ from raytune70b.storage import Folder
 from raytune70b.sweep.points import Point, Result, hopeless
 from raytune70b.sweep.setting import trial_config, trial_prepared
 from raytune70b.sweep.stages import Stage
+from raytune70b.tracking.cost import spent
 from raytune70b.tracking.journal import Record, lineage, next_launch, read_journal
 from raytune70b.tracking.watch import Watch
 from raytune70b.training.prepared import Prepared
@@ -49,7 +50,6 @@ class TrialRun(tune.Trainable):
         point = self._points[new_config["trial"]]
         self._prepared = trial_prepared(self._base, point)
         self._records: queue.SimpleQueue[Record] = queue.SimpleQueue()
-        self._begin = time.time()
         launch = next_launch(read_journal(self._prepared.run))
         watch = Watch(self._prepared.config, self._prepared.run, launch, self._prepared.feed.total_steps)
         watch.add_sink(self)
@@ -90,7 +90,7 @@ class TrialRun(tune.Trainable):
 
     def _result(self, ending: Record) -> dict[str, Any]:
         records, total = read_journal(self._prepared.run), self._prepared.feed.total_steps
-        return {**outcome(records, total, self._prepared.manifest.vocab_size, ending), "begin": self._begin, "end": time.time()}
+        return {**outcome(records, total, self._prepared.manifest.vocab_size, ending), "begin": time.time() - spent(records).seconds, "end": time.time()}
 
     def cleanup(self) -> None:
         """Tells the workers of a trial that still runs to stop, and waits until they have given their resources back."""
@@ -128,7 +128,6 @@ class Referee(FIFOScheduler):
         super().__init__()
         self._stage, self._known, self._patience, self._take = stage, dict(known), patience, take
         self._curves: dict[Point, list[tuple[float, float]]] = {}
-        self._begun: dict[Point, float] = {}
 
     def _point(self, trial: Any) -> Point:
         return self._stage.points[trial.config["trial"]]
@@ -164,9 +163,9 @@ class Referee(FIFOScheduler):
         super().on_trial_complete(controller, trial, result)
 
     def on_trial_error(self, controller: Any, trial: Any) -> None:
-        now = time.time()
+        now, taken = time.time(), (trial.last_result or {}).get("time_total_s", 0.0)
         reason = str(trial.get_error() or "its actor ended").strip().splitlines()[-1]
-        self._done(controller, Result(self._point(trial), "failed", tuple(self._curves.get(self._point(trial), ())), None, 0, now, now, reason))
+        self._done(controller, Result(self._point(trial), "failed", tuple(self._curves.get(self._point(trial), ())), None, 0, now - taken, now, reason))
         super().on_trial_error(controller, trial)
 
     def _done(self, controller: Any, result: Result) -> None:

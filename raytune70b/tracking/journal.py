@@ -12,6 +12,7 @@ loses nothing while the driver lives: lines wait in memory and go out with the n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -140,13 +141,14 @@ class JournalWriter:
             return
         data = b"".join(self._waiting)
         try:
+            os.lseek(self._file, self._size, os.SEEK_SET)
             written = 0
             while written < len(data):
                 written += os.write(self._file, data[written:])
         except OSError as error:
             self.error = str(error)
-            os.ftruncate(self._file, self._size)  # no half line stays behind
-            os.lseek(self._file, self._size, os.SEEK_SET)
+            with contextlib.suppress(OSError):  # a network file system may refuse this too
+                os.ftruncate(self._file, self._size)  # no half line stays behind
             return
         self._size += len(data)
         self._waiting.clear()

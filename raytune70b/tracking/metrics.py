@@ -23,6 +23,8 @@ from raytune70b.tracking.gauges import WORKER, Gauges
 from raytune70b.tracking.journal import Record
 
 SAMPLE_S = 5.0
+RECORD_S = 60.0
+"""Seconds between two records of a worker in a long run: 16 workers would else fill most of the journal. They begin as frequent as samples."""
 PROBE_EVERY_S = 60.0
 FIRST_PROBE_STEP = 10
 """Of the worker group."""
@@ -43,6 +45,8 @@ class WorkerMetrics:
         self._sums: dict[str, float] = {}
         self._probe_s: float | None = None
         self._next_probe = 0.0
+        self._begin = self._sent = time.monotonic()
+        self._told_probes = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="worker-metrics", daemon=True)
         self._thread.start()
@@ -69,11 +73,12 @@ class WorkerMetrics:
         if self._gpu is not None:
             self._gpu.close()
 
-    def sample(self) -> Record:
-        """A `worker` record of the time since the last one."""
+    def sample(self, begin_anew: bool = True) -> Record:
+        """A `worker` record of the time since the last one; without `begin_anew` the next one is of that time too."""
         with self._lock:
-            step, count, sums = self._step, self._count, self._sums
-            self._count, self._sums = 0, {}
+            step, count, sums = self._step, self._count, dict(self._sums)
+            if begin_anew:
+                self._count, self._sums = 0, {}
         means = {f"{part}_seconds": total / count for part, total in sums.items()} if count else {}
         record: Record = {"kind": "worker", "time": time.time(), "rank": self._rank, "host": self._host, "step": step, **means}
         record |= memory(self._device, self._process) | (self._gpu.read() if self._gpu is not None else {})
@@ -81,14 +86,21 @@ class WorkerMetrics:
 
     def _loop(self) -> None:
         while not self._closing.wait(self._sample_s):
-            self._publish()
-        self._publish()
+            self._publish(self._due())
+        self._publish(True)
 
-    def _publish(self) -> None:
+    def _due(self) -> bool:
+        """Whether a record goes to the driver: about twenty in the time since the start, at least one a minute, and each new probe."""
+        now = time.monotonic()
+        return self._probes > self._told_probes or now - self._sent >= min(RECORD_S, (now - self._begin) / 20)
+
+    def _publish(self, due: bool) -> None:
         with contextlib.suppress(Exception):  # a worker that cannot report trains on; the driver sees the silence
-            record = self.sample()
+            record = self.sample(begin_anew=due)
             if record["step"]:
-                self._send(record)
+                if due:
+                    self._send(record)
+                    self._sent, self._told_probes = time.monotonic(), record.get("probe", 0)
                 if ray.is_initialized():
                     set_gauges(self._gauges, record)
 

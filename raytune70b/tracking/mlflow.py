@@ -210,9 +210,22 @@ class MlflowMirror:
         return json.loads(self._run.read(IDS)) if self._run.size(IDS) is not None else {"key": uuid.uuid4().hex, "runs": {}}
 
     def _deliver(self) -> None:
-        while self._tasks:
-            self._tasks[0]()
-            self._tasks.popleft()
+        """Metrics first, then each task by itself: an artifact that the server cannot store holds up nothing else. Raises the first error."""
+        self._deliver_points()
+        failed: deque[Callable[[], None]] = deque()
+        error: Exception | None = None
+        for _ in range(len(self._tasks)):
+            task = self._tasks.popleft()
+            try:
+                task()
+            except Exception as refused:
+                failed.append(task)
+                error = error or refused
+        self._tasks.extendleft(reversed(failed))
+        if error is not None:
+            raise error
+
+    def _deliver_points(self) -> None:
         if self._delivered is None:
             self._delivered = self._ask_delivered()
         while self._points:

@@ -81,8 +81,8 @@ class Watch:
                     return
                 record, warning = self._derived.take(record)
                 self._journal.records.append(record)
+                self._queue.put(record)  # first: the budget and the console count on it, whatever the disk does
                 self._journal.append(record)
-                self._queue.put(record)
             if warning is not None:
                 self.warn(warning)
         except Exception:

@@ -142,10 +142,12 @@ class GivesUp(FailurePolicy):
             return FailureDecision.RETRY
         failures = getattr(training_failed_error, "worker_failures", {})
         if not failures:  # there was no room for a group, or Ray Train itself saw a preemption
+            ray.get(self._mailbox.gone.remote())
             return self._ray_policy.make_decision(training_failed_error)
         left = next((e for e in map(_raised, failures.values()) if isinstance(e, Preempted)), None)
         if left is not None:
             self._send(f"preemption: {left}")
+            ray.get(self._mailbox.gone.remote())
             return FailureDecision.RETRY
         reason = _first_line(training_failed_error)
         verdict = ray.get(self._mailbox.group_failed.remote(reason))

@@ -31,7 +31,7 @@ class Mailbox:
         self._records: deque[Record] = deque()
         self._beats: dict[int, Record] = {}
         self._command = ""
-        self._attempt = 0
+        self._attempt, self._up = 0, False
         self._handed_over = False
         self._failures: list[Failure] = []
         self._first: Record | None = None
@@ -43,7 +43,7 @@ class Mailbox:
 
     def beat(self, rank: int, beat: Record) -> str:
         """A worker lives; returns the command in force. The time is taken here: clocks of machines may differ."""
-        if beat["attempt"] == self._attempt:
+        if self._up and beat["attempt"] == self._attempt:
             self._beats[rank] = {**beat, "rank": rank, "heard": time.time()}
         return self._command
 
@@ -64,8 +64,8 @@ class Mailbox:
 
     def begin(self) -> int:
         """A worker group is up: its number in this launch, from 1. A hand-over is over with that."""
-        self._attempt += 1
-        self._beats, self._first = {}, None
+        self.gone()
+        self._attempt, self._up = self._attempt + 1, True
         if self._command == HAND_OVER:
             self._command = ""
         return self._attempt
@@ -74,11 +74,15 @@ class Mailbox:
         """The workers have published a checkpoint of the step at which they wait."""
         self._handed_over = True
 
+    def gone(self) -> None:
+        """The worker group is no more: what its last processes still say is not heard, so that nobody waits for them to obey."""
+        self._up, self._beats, self._first = False, {}, None
+
     def hand_over_state(self) -> str:
         """done; declined (it could not save); lost (the group failed, or has not been heard for ten seconds); waiting."""
         heard = max((beat["heard"] for beat in self._beats.values()), default=0.0)
         if self._handed_over:
-            self._beats = {}  # these workers are ended now, and not missed
+            self._up, self._beats = False, {}  # these workers are ended now, and not missed
             return "done"
         if self._first is not None or time.time() - heard > 10:
             return "lost"
@@ -91,7 +95,8 @@ class Mailbox:
     def group_failed(self, reason: str) -> str:
         """The worker group is gone; returns why the run must give up, or "". The beats say how far it had come."""
         heard = max((beat["step"] for beat in self._beats.values()), default=-1)
-        first, self._beats, self._first = self._first, {}, None
+        first = self._first
+        self.gone()
         step = first["step"] if first else heard
         error = first["error"] if first else reason
         self._failures.append(Failure(step, error, first["place"] if first else "", bool(first and first["final"])))

@@ -59,8 +59,8 @@ def prepare_run(config: Config) -> Prepared:
     order = Order(row_groups(manifest, "train"), config.run.seed, config.data.shuffle_window, config.train.global_batch_size)
     from raytune70b.training.expected import fitted
 
+    config = sized(config, manifest)  # before the schedule: a larger micro-batch makes faster steps
     config = fitted(config, run, manifest, total_steps(config, order))
-    config = sized(config, manifest)
     feed = Feed(Reader(data, manifest, "train"), order, int(config.train.micro_batch_size), total_steps(config, order))
     fingerprint = {key: get(config, key) for key in continuity_keys()}
     fingerprint["data"] = manifest.digest

@@ -27,6 +27,8 @@ class Verdict:
     """Steps whose checkpoint is whole, every byte read."""
     journal_steps: int
     faults: list[str]
+    unrecorded: int = 0
+    """Committed steps that the journal lacks: the driver was killed before it wrote them down. The ledger holds them."""
 
     def lines(self) -> list[str]:
         """The proof for people."""
@@ -37,7 +39,7 @@ class Verdict:
             f"workers      {worlds or 'none'}",
             f"skipped      {len(self.ledger.skipped)} steps" + (f": {self.ledger.skipped[:20]}" if self.ledger.skipped else ""),
             f"checkpoints  {', '.join(map(str, self.checkpoints)) or 'none'}: every checksum right",
-            f"journal      {self.journal_steps} steps, each once",
+            f"journal      {self.journal_steps} steps, each once" + (f"; {self.unrecorded} more are in the ledger alone, for the driver was killed" if self.unrecorded else ""),
             *(f"FAULT        {fault}" for fault in self.faults),
             "no gap, no repeat, no bad file" if not self.faults else f"{len(self.faults)} faults",
         ]
@@ -57,9 +59,10 @@ def prove(run: Folder, data: Folder) -> Verdict:
     whole, faults = whole_checkpoints(run / "checkpoints")
     if ledger.steps != cursor.step:
         faults.append(f"the newest checkpoint is of step {cursor.step}, the ledger leads to {ledger.steps}")
-    losses, more = journal_losses(run)
-    faults = [*ledger.faults, *faults, *more, *compare_losses(run / "ledger", cursor, losses)]
-    return Verdict(ledger, whole, len(losses), faults)
+    losses = journal_losses(run)
+    lacking = [step for step in range(1, max([ledger.steps, *losses]) + 1) if step not in losses]
+    faults = [*ledger.faults, *faults, *(f"the journal lacks step {step}" for step in lacking if step > ledger.steps), *compare_losses(run / "ledger", cursor, losses)]
+    return Verdict(ledger, whole, len(losses), faults, sum(step <= ledger.steps for step in lacking))
 
 
 def whole_checkpoints(checkpoints: Folder) -> tuple[list[int], list[str]]:
@@ -81,11 +84,9 @@ def whole_checkpoints(checkpoints: Folder) -> tuple[list[int], list[str]]:
     return whole, faults
 
 
-def journal_losses(run: Folder) -> tuple[dict[int, float], list[str]]:
-    """Loss by step of the journal's lineage, and where its steps are not 1, 2, 3, ..."""
-    losses = {r["step"]: r["loss"] for r in lineage(read_journal(run), "step")}
-    wrong = next((n for n, step in enumerate(sorted(losses), 1) if n != step), None)
-    return losses, [f"the journal lacks step {wrong}"] if wrong is not None else []
+def journal_losses(run: Folder) -> dict[int, float]:
+    """Loss by step of the journal's lineage."""
+    return {r["step"]: r["loss"] for r in lineage(read_journal(run), "step")}
 
 
 def compare_losses(ledger: Folder, cursor: Cursor, losses: dict[int, float]) -> list[str]:

@@ -41,7 +41,7 @@ def to_device(arrays: Arrays, device: torch.device) -> dict[str, torch.Tensor]:
 
 def seed_micro_batch(seed: int, step: int, micro_batch: int) -> None:
     """Seeds dropout by what is computed, not by who computes it: the same masks at any world size and after any resume."""
-    torch.manual_seed((seed * 1_000_003 + step) * 65_537 + micro_batch)
+    torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + micro_batch) & (2**64 - 1))
 
 
 def train_step(

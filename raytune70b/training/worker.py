@@ -96,10 +96,8 @@ class Worker:
             waits = {"data": fed - begin, "agree": time.perf_counter() - fed}
             if word.save_ended:
                 self.commits.settle()
-            if word.leave == RESIZED:
-                self.hand_over()
-            elif word.leave:
-                return word.leave
+            if word.leave and (left := self.hand_over() if word.leave == RESIZED else word.leave):
+                return left
             if word.save:
                 self.at("save")
                 self.commits.save(self.cursor)
@@ -263,8 +261,8 @@ class Worker:
                 self.link.send("validation", step=self.cursor.step, loss=self.cursor.validation_loss, trained_tokens=int(sums[1]), seconds=time.monotonic() - begin)
         return GO_ON
 
-    def hand_over(self) -> None:
-        """Before a resize: publishes the state as it is and waits to be ended. Returns only when it cannot be published: training goes on."""
+    def hand_over(self) -> int:
+        """Before a resize: publishes the state as it is and waits to be ended. Returns when it cannot be published, to go on, or is told to stop."""
         self.at("wait")
         try:
             self.commits.flush(self.cursor)
@@ -273,10 +271,14 @@ class Worker:
                 self.link.warn(f"the worker group is not resized: {error}")
                 ray.get(self.link.mailbox.order.remote(""))
                 self.heart.command = ""
-            return
+            return GO_ON
         if self.rank == 0:
             ray.get(self.link.mailbox.handed_over.remote())
-        time.sleep(self.config.run.hang_timeout_s)  # the controller ends this process
+        end = time.monotonic() + self.config.run.hang_timeout_s
+        while time.monotonic() < end:  # the controller ends this process
+            if self.heart.command == STOP:
+                return STOPPED
+            time.sleep(0.5)
         raise RuntimeError("the worker group was to be resized, but was not")
 
     def finish(self, left: int) -> None:

@@ -23,7 +23,7 @@ def ours(texts: list[str]) -> set[tuple[int, int]]:
     hashes = []
     for start in range(0, len(texts), 256):
         batch = [dedup.runs(dedup.word_hashes(t), 5) for t in texts[start : start + 256]]
-        hashes.append(dedup.bands(batch, np.zeros(len(batch), np.uint64)))
+        hashes.append(dedup.bands(batch))
     pairs = dedup.candidate_pairs(np.concatenate(hashes).ravel(), np.repeat(np.arange(len(texts)), dedup.BANDS))
     sets = {n: dedup.comparable(dedup.runs(dedup.word_hashes(texts[n]), 5)) for n in np.unique(pairs).tolist()}
     return {(a, b) for a, b in pairs.tolist() if dedup.similar(sets[a], sets[b], 0.8)}

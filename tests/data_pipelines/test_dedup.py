@@ -18,7 +18,7 @@ from data_pipelines.dedup import (
     exact_duplicates,
     jaccard,
     runs,
-    salt,
+    shingles,
     similar,
     word_hashes,
 )
@@ -108,7 +108,7 @@ def test_planted_copies(target: float, least: float, most: float):
     pairs = [planted(draw, target + 0.02 if target > 0.8 else target) for _ in range(150)]
     texts = [t for pair in pairs for t in pair]
     sets = [shingle_set(t) for t in texts]
-    hashes = bands(sets, np.full(len(texts), salt("en"), np.uint64))
+    hashes = bands(sets)
     documents = np.repeat(np.arange(len(texts)), hashes.shape[1])
     merged = {tuple(p) for p in candidate_pairs(hashes.ravel(), documents).tolist() if jaccard(sets[p[0]], sets[p[1]]) >= 0.8}
     recall = sum((2 * n, 2 * n + 1) in merged for n in range(len(pairs))) / len(pairs)
@@ -117,7 +117,15 @@ def test_planted_copies(target: float, least: float, most: float):
     assert least <= recall <= most and false == 0
 
 
-def test_languages_are_kept_apart():
-    sets = [shingle_set("one two three four five six")] * 2
-    hashes = bands(sets, np.array([salt("en"), salt("fr")], np.uint64))
-    assert not (hashes[0] == hashes[1]).any()
+def test_conversations_are_copies_when_they_say_the_same():
+    """Ten questions on one contract share nine tenths of their words, and are ten examples; another system's text makes no other example."""
+    clause = " ".join(f"word{n}" for n in range(700))
+    asked = [("system", "You are a lawyer."), ("user", f"{clause}\n\nIs the lessor liable?"), ("assistant", "Yes.")]
+    other = [("user", f"{clause}\n\nMay the tenant sublet?"), ("assistant", "Yes.")]
+    again = [("user", f"{clause.upper()}\n\nIs the lessor liable"), ("assistant", "yes!")]
+    sets = [comparable(shingles("", turns)) for turns in (asked, other, again)]
+    assert jaccard(sets[0], sets[1]) == 0 and jaccard(sets[0], sets[2]) == 1
+    hashes = bands(sets)
+    assert (hashes[0] == hashes[2]).all() and not (hashes[0] == hashes[1]).any()
+    assert jaccard(comparable(shingles(asked[1][1])), comparable(shingles(other[0][1]))) > 0.9, "as documents they would be near copies"
+

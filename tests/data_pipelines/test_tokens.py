@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests_tokenizers import KINDS, NO_END, SHOUTING, TEXTS, byte_level, chatml, llama2, llama3, with_template
+from tests_tokenizers import KINDS, MISTRAL, NO_END, SHOUTING, TEXTS, byte_level, chatml, llama2, llama3, with_template
 
 from data_pipelines import tokens
 from data_pipelines.prompts import DEFAULT_TEMPLATE, PromptError, Prompts, prompt_ids
@@ -66,6 +66,12 @@ def test_system_turns_are_not_trained_and_refusals_are_told():
     assert trained(Encoder(byte_level(), 256), system) == ["As an AI</s>"]
     (made,) = Encoder(llama2(), 256).conversations([system])
     assert made.piece is None and "Only user and assistant roles" in made.reason
+
+
+def test_an_answer_that_the_question_quotes_is_not_looked_for_there():
+    turns = (("system", "Be brief."), ("user", "Is the Lessor liable? Answer yes or no."), ("assistant", "yes"), ("user", "And the yes-man?"), ("assistant", "no"))
+    assert [t.strip() for t in trained(Encoder(with_template(MISTRAL), 256), turns)] == ["yes</s>", "no</s>"]
+    assert [t.strip() for t in trained(Encoder(with_template(MISTRAL), 256), turns[:3])] == ["yes</s>"]
 
 
 def test_what_a_template_hides_is_told():

@@ -78,3 +78,11 @@ def llama2() -> Any:
 
 
 KINDS = {"default": byte_level, "chatml": chatml, "llama2": llama2, "llama3": llama3}
+
+MISTRAL = (
+    "{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] %}{%- set loop_messages = messages[1:] %}"
+    "{%- else %}{%- set loop_messages = messages %}{%- endif %}{{- bos_token }}{%- for message in loop_messages %}"
+    "{%- if message['role'] == 'user' %}{%- if loop.last and system is defined %}{{- '[INST] ' + system + '\n\n' + message['content'] + '[/INST]' }}"
+    "{%- else %}{{- '[INST] ' + message['content'] + '[/INST]' }}{%- endif %}{%- else %}{{- ' ' + message['content'] + eos_token }}{%- endif %}{%- endfor %}"
+)
+"""As of Mistral 7B v0.3: the system's text stands before the last message only if the user wrote it, so a prompt is not how the whole begins."""

@@ -71,6 +71,15 @@ def test_what_the_budget_buys_is_what_fits_with_its_validations():
     assert unbounded.validation.blocks == round(125e9 * 0.05 / 4096) and unbounded.schedule.budget_steps < 10
 
 
+def test_what_a_run_reserves_and_keeps_for_ever_is_planned():
+    plan, reserved = (build_plan(compose(["conf/recipe/legalfin.yaml", f"budget.reserve_minutes={m}"])) for m in (0, 600))
+    assert plan.schedule.budget_hours - reserved.schedule.budget_hours == pytest.approx(10.0)
+    kept = build_plan(compose(["conf/recipe/legalfin.yaml", "checkpoint.keep_every=50"]))
+    assert kept.disk > 80e12 and kept.verdict == "does not fit"
+    nothing = build_plan(compose(["conf/recipe/leximind.yaml", "claims.corpus_gb=null", "validation.max_blocks=null", "budget.hours=0.001"]))
+    assert nothing.schedule.budget_steps == 0
+
+
 def test_checkpoints_hold_what_training_changes():
     full = build_plan(compose(["conf/recipe/cognistream.yaml"]))
     assert full.checkpoint.bytes == pytest.approx(68.976648192e9 * (2 + 8), rel=1e-4)  # bf16 weights, fp32 moments

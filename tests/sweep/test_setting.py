@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import replace
 
@@ -11,12 +12,13 @@ from raytune70b.sweep.answer import FOUND, answer
 from raytune70b.sweep.budget import affordable, cost
 from raytune70b.sweep.points import Point, Result
 from raytune70b.sweep.report import best_yaml, curves_picture, next_command, rates_picture, table_csv
-from raytune70b.sweep.run import check_settings, prepare_sweep
+from raytune70b.sweep.run import check_settings, prepare_sweep, unfinished_seconds
 from raytune70b.sweep.setting import (
     check_price,
     full_blocks,
     settings,
     space,
+    sweep_folder,
     sweep_price,
     trial_config,
     trial_order,
@@ -49,9 +51,9 @@ def test_a_subset_holds_its_share_in_whole_row_groups(fraction):
 def test_the_next_command_is_the_full_run_at_the_answer(prepared):
     """A rate on the command line would win over best.yaml."""
     best = "# found\ntrain:\n  learning_rate: 0.002\n  warmup_steps: 4\nmodel:\n  lora:\n    rank: 8\n"
-    given = ["conf/sweep.yaml", "conf/recipe/legalfin.yaml", "sweep.name=rates", "train.learning_rate=1e-4", "model.lora.rank=4", "data.path=a b", "run.name=x", "train.epochs=2"]
+    given = ["conf/sweep.yaml", "my/llama-sweep.yaml", "sweep.name=rates", "train.learning_rate=1e-4", "model.lora.rank=4", "data.path=a b", "run.name=x", "train.epochs=2"]
     command = next_command(given, best, "/runs/rates/best.yaml", "rates-best")
-    assert command == "python jobs/finetune.py conf/recipe/legalfin.yaml /runs/rates/best.yaml 'data.path=a b' train.epochs=2 run.name=rates-best"
+    assert command == "python jobs/finetune.py my/llama-sweep.yaml /runs/rates/best.yaml 'data.path=a b' train.epochs=2 run.name=rates-best"
 
 
 H100 = ["hardware.gpu=H100-SXM-80GB", "hardware.nodes=2", "hardware.gpus_per_node=8", "cluster.workers=[8,16]", "budget.price_per_gpu_hour=2.0"]
@@ -73,7 +75,20 @@ def test_a_sweep_that_would_spend_the_full_runs_budget_is_refused_beforehand(pre
     with pytest.raises(UserError, match=r"more than budget\.hours"):
         check_price(limited(budget=replace(whole.config.budget, hours=found.hours / 2)))
     check_price(limited(budget=tight, sweep=replace(whole.config.sweep, usd=5.0)))
+    few = sweep_price(limited(validation=replace(whole.config.validation, max_blocks=1)))
+    assert few.trial_hours < found.trial_hours, "validations are counted"
     assert sweep_price(prepared) is None, "nothing is known of a CPU's price"
+
+
+def test_trials_that_earlier_launches_began_count(prepared):
+    """A scheduler that resubmits would else spend without bound."""
+    folder = sweep_folder(prepared.config)
+    records = [{"kind": "run_start", "time": 100.0, "launch": 1}, {"kind": "group_start", "time": 110.0, "launch": 1, "attempt": 1, "world_size": 2},
+               {"kind": "step", "time": 400.0, "launch": 1, "attempt": 1, "step": 1, "world_size": 2}]  # fmt: skip
+    (folder / "runs" / "lr0.1-batch8").make().write("journal.jsonl", "".join(json.dumps(r) + "\n" for r in records).encode())
+    assert unfinished_seconds(folder, {}) == pytest.approx(300.0)
+    limited = compose(["sweep.hours=0.1", "cluster.workers=[2,2]"])
+    assert affordable(limited, [], 4, 2, 1, 1)[0] == 2 and affordable(limited, [], 4, 2, 1, 1, unfinished_s=400.0)[0] == 0
 
 
 def test_all_trials_train_on_the_same_blocks_each_once(prepared):

@@ -1,7 +1,10 @@
+import itertools
+import math
 import sys
 import time
 import types
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +40,20 @@ def test_a_sample_holds_the_means_since_the_last_one(no_gauges):
     worker.step(last + 1, 5.0, {})
     worker.close()
     assert sent[-1]["step_seconds"] == 5.0 and no_gauges["worker_step", "3"] == last + 1 and no_gauges["worker_step_seconds", "3"] == 5.0
+
+
+def test_records_begin_frequent_and_come_once_a_minute_in_a_long_run(no_gauges, monkeypatch):
+    now, sent = [1000.0], []
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
+    worker = WorkerMetrics("r", 0, "h", CPU, sent.append, sample_s=1e6)
+    worker._next_probe = math.inf
+    for second in range(5, 3600, 5):
+        now[0] = 1000.0 + second
+        worker.step(second, float(second), {})
+        worker._publish(worker._due())
+    times = [record["step"] for record in sent]
+    assert times[:10] == list(range(5, 55, 5)) and {b - a for a, b in itertools.pairwise(times[-20:])} == {60}
+    assert sent[-1]["step_seconds"] == pytest.approx(np.mean(range(times[-1] - 55, times[-1] + 1, 5))), "the mean of the minute"
 
 
 def test_a_worker_that_has_not_trained_says_nothing_and_one_that_cannot_report_trains_on(no_gauges):

@@ -50,7 +50,7 @@ def test_a_run_with_fault_resize_and_driver_kill_is_one_mlflow_run_with_each_ste
     first.steps(9, 11).group_end("killed").group(2, 8).steps(9, 13)
     one = mirror(config, run)
     put(one, first.records)
-    wait_for(lambda: not one._points and one.run_id)
+    wait_for(lambda: not one._points and one.run_id and MlflowClient(tracking_uri(config)).get_run(one.run_id).inputs.dataset_inputs)
     done = len(first.records)
     first.wait(60).start(total_steps=20).group(3, 8).steps(9, 20).validation(20).end()  # the driver was killed: no close
     two = mirror(config, run, 2, first.records[:done])
@@ -205,6 +205,22 @@ def test_a_slow_server_delays_nobody(tmp_path, mlflow_server):
     assert one.close("finished", 120) is None
     gate.delay_s = 0.0
     assert histories(gate.uri, one.run_id, "train/loss") == [list(range(1, 301))]
+
+
+def test_an_artifact_that_cannot_be_stored_holds_up_nothing_else(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no credentials for the artifact store")
+
+    config, run = configure(tmp_path)
+    monkeypatch.setattr(MlflowClient, "log_text", refuse)
+    told: list[str] = []
+    one = mirror(config, run, told=told)
+    story = Story().start(total_steps=3, data={"digest": "d1", "source": "/data/law", "rows": 7}).group(1, 0).steps(1, 3).end()
+    put(one, story.records)
+    one.close("finished", 3)
+    assert "no credentials" in str(one._trouble)
+    assert histories(tracking_uri(config), one.run_id, "train/loss") == [[1, 2, 3]]
+    assert MlflowClient(tracking_uri(config)).get_run(one.run_id).info.status == "FINISHED"
 
 
 def test_a_child_run_names_its_parent(tmp_path):

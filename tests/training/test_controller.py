@@ -9,6 +9,7 @@ from ray.train.v2.api.exceptions import ControllerError
 
 from raytune70b.training import controller
 from raytune70b.training.controller import GivesUp, LivingNodes
+from raytune70b.training.mailbox import Mailbox
 
 
 class Method:
@@ -28,6 +29,8 @@ class Box:
     def __init__(self):
         self.sent = []
         self.put = Method(self.sent)
+        self.told_gone: list = []
+        self.gone = Method(self.told_gone)
 
 
 def policy(replicate: int = 1, box: Box | None = None) -> LivingNodes:
@@ -53,9 +56,24 @@ def test_a_coordinator_that_does_not_answer_changes_nothing_and_is_told_of_once(
 def test_only_storage_that_refuses_the_controllers_notes_is_tried_again(monkeypatch):
     """Ray's GetTimeoutError is an OSError too, by way of TimeoutError."""
     monkeypatch.setattr(controller, "STORAGE_PAUSE_S", 0.0)
+    monkeypatch.setattr(controller.ray, "get", lambda answer: answer)
     box = Box()
     gives_up = GivesUp(DefaultFailurePolicy(FailureConfig(max_failures=0)), box, 1)
     assert gives_up.make_decision(ControllerError(OSError("read-only file system"))) == FailureDecision.RETRY
     assert "read-only file system" in box.sent[0]["reason"]
     gives_up.make_decision(ControllerError(ray.exceptions.GetTimeoutError("slow")))
     assert len(box.sent) == 1, "Ray's own policy decides, and nothing is said of storage"
+
+
+def test_what_the_last_processes_of_a_lost_group_say_is_not_heard():
+    """A run that waits for machines would else be told by dead workers' beats that somebody is there to obey a stop."""
+    box = Mailbox.__ray_metadata__.modified_class()
+    assert box.begin() == 1
+    box.beat(0, {"attempt": 1, "mark": "train", "step": 3})
+    assert box.drain()[1] and box.training()
+    box.gone()
+    box.beat(0, {"attempt": 1, "mark": "train", "step": 3})
+    assert not box.drain()[1] and not box.training()
+    assert box.begin() == 2
+    box.beat(0, {"attempt": 2, "mark": "train", "step": 3})
+    assert box.drain()[1]

@@ -6,6 +6,7 @@ import torch
 
 from raytune70b.blocks.order import rounds, share
 from raytune70b.config import compose
+from raytune70b.training.step import seed_micro_batch
 from tests import distributed, reference
 
 ROWS, SEQ, VOCAB, STEPS = 8, 16, 64, 4
@@ -91,3 +92,12 @@ def norm_of_ones(rank, world):
 def test_the_norm_is_that_of_all_shards():
     """pytorch/pytorch#170862: four gradients of one on two ranks have the norm 2.0, and clipping makes it 1.0."""
     assert distributed.run(norm_of_ones, 2) == [pytest.approx((2.0, 1.0))] * 2
+
+
+@pytest.mark.parametrize("seed", [17, 2**32 - 1, 2**62])
+def test_dropout_is_seeded_by_any_seed(seed):
+    draws = []
+    for step, micro_batch in ((1, 0), (1, 1), (2, 0), (1, 0)):
+        seed_micro_batch(seed, step, micro_batch)
+        draws.append(torch.rand(8).tolist())
+    assert draws[0] == draws[3] and len({tuple(d) for d in draws}) == 3
