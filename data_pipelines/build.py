@@ -91,7 +91,7 @@ def plan(config: Config, inputs: list[str]) -> list[Shard]:
     target = Folder(config.data.path)
     files, others = find_files([_sample(target) if name == "sample" else name for name in inputs])
     if others:
-        _say(config, "left out, of no known kind: " + ", ".join(f"{n} {suffix}" for suffix, n in sorted(others.items())))
+        _say(config, "left out (hidden, or of no known kind): " + ", ".join(f"{n} {suffix}" for suffix, n in sorted(others.items())))
     shard_bytes = int(config.data.shard_mb * 1_000_000)
     known = _known_scans(target)
     scans = scan_files(files, shard_bytes, known)

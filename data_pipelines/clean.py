@@ -21,6 +21,9 @@ MOJIBAKE = re.compile("[ÃÂâÐÑ][\x80-\xbf€™œž“”‚„†‡…‰�
 LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 UNSEEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]")
 """Control characters, soft hyphens, zero-width and direction marks: they change tokens and hashes, not what a reader sees."""
+WINDOWS_1252: dict[int, str] = {c: bytes([c]).decode("cp1252") for c in range(0x80, 0xA0) if c not in (0x81, 0x85, 0x8D, 0x8F, 0x90, 0x9D)}
+"""What Windows-1252 text becomes when it is read as Latin-1; U+0085 is a line end as well, the other five say nothing."""
+MISREAD = "".join(map(chr, WINDOWS_1252))
 SPACES = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 RUNS = re.compile("[ \t]{2,}|\t")
 EDGES = re.compile(" *\n *")
@@ -40,6 +43,8 @@ def normalise(text: str) -> str:
     if not text.isascii():
         if MOJIBAKE.search(text):
             text = "\n".join(_mended(line) for line in text.split("\n"))
+        if any(map(text.__contains__, MISREAD)):  # after the mending, which needs these characters as they are
+            text = text.translate(WINDOWS_1252)
         text = SPACES.sub(" ", text).replace("\u2011", "-")
         text = unicodedata.normalize("NFC", text)
     text = UNSEEN.sub("", LINE_ENDS.sub("\n", text))

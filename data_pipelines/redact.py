@@ -1,22 +1,24 @@
 """Replaces personal data by placeholders that are consistent in a document: the same address is [EMAIL_1] each time.
 
 One RE2 pass over the bytes finds everything that has the shape of personal data; each find is then judged by its check
-digits (Luhn, ISO 13616), its lengths and the words around it, in English and French, because a shape alone does not tell a
-card number from a table row or an IP address from a section number. Citations, section and docket numbers, dates and amounts
-stay as they are.
+digits (Luhn, ISO 13616, the key of a NIR), its lengths and the words around it, in English and French, because a shape
+alone does not tell a card number from a table row or an IP address from a section number. Citations, section and docket
+numbers, dates and amounts stay as they are.
 
 | kind     | what                                                | needs                                             |
 |----------|-----------------------------------------------------|---------------------------------------------------|
 | email    | addresses                                           |                                                   |
-| phone    | North American, French, international with a +      | grouping, or a word such as tel. before bare digits |
+| phone    | North American, French, international with a +      | grouping, or a word such as tel. before bare digits, slashes |
 | sin      | Canadian social insurance numbers                   | check digit; hyphens, or a word such as SIN, NAS  |
+| ssn      | US social security numbers                          | a word such as SSN, an area that was given out    |
+| nir      | French social security numbers                      | key and grouping, or a word such as NIR           |
 | card     | payment cards                                       | check digit, a known issuer, its length           |
 | iban     | international account numbers                       | check digits                                      |
 | postal   | Canadian postal codes                               | the space, or a province before                   |
 | ip       | IPv4 and IPv6                                       | no section or version number around               |
 | passport | passport numbers                                    | the word passport, passeport                      |
 | account  | bank accounts                                       | a word such as account, compte, transit           |
-| name     | names behind a title (Mr., Mme, Me, Dr, Justice ...) | off by default: finds no name without its title   |
+| name     | names behind a title (Mr., M., Mme, Me, Justice ...) | off by default: finds no name without its title   |
 
 Costs: about 100-150 MB/s a core where personal data is rare; each find costs some microseconds.
 """
@@ -32,34 +34,53 @@ from functools import cache
 from typing import Any
 
 from stdnum import iban, luhn
+from stdnum.fr import nir
+from stdnum.us import ssn
 
-KINDS = ("email", "phone", "sin", "card", "iban", "postal", "ip", "passport", "account", "name")
+KINDS = ("email", "phone", "sin", "ssn", "nir", "card", "iban", "postal", "ip", "passport", "account", "name")
 DASH = rb"(?:[ .\-]|\xe2\x80\x93)"
 """What stands between the groups of a number: a space, a dot, a hyphen, an en dash."""
 
 SHAPES = {
     "email": rb"[A-Za-z0-9_%+\-\x80-\xff][A-Za-z0-9._%+'\-\x80-\xff]*@[A-Za-z0-9\x80-\xff](?:[A-Za-z0-9.\-\x80-\xff]*[A-Za-z0-9\x80-\xff])?\.[A-Za-z]{2,24}",
-    "iban": rb"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?\b",
+    "iban": rb"\b[A-Z]{2}\d{2}(?:[ \-]?[A-Z0-9]{4}){2,7}(?:[ \-]?[A-Z0-9]{1,4})?\b",
     "postal": rb"\b[ABCEGHJKLMNPRSTVXY]\d[ABCEGHJKLMNPRSTVWXYZ][ \-]?\d[ABCEGHJKLMNPRSTVWXYZ]\d\b",
     "passport": rb"\b(?:[A-Z]{1,2}\d{6,8}|\d{2}[A-Z]{2}\d{5})\b",
     "ip6": rb"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,8}",
     "digits": rb"[+(]{0,2}\d(?:(?:[ .\-]|\)[ .\-]?| ?\(|\xe2\x80\x93)?\d){6,}",
     "ip4": rb"(?:\d{1,3}\.){3}\d{1,3}",
+    "slashed": rb"\b(?:[2-9]\d{2}/[2-9]\d{2}[ .\-/]?\d{4}|0[1-9](?:/\d{2}){4})\b",
+    "corsican": rb"\b[1-478](?:[ .\-]?\d{2}){2}[ .\-]?2[ABab](?:[ .\-]?\d{3}){2}(?:[ .\-]?\d{2})?\b",
+    "lower_iban": rb"\b[a-z]{2}\d{2}[ \-]?[a-z0-9]{4}(?:[ \-]?\d[a-z0-9]{3}|[a-z0-9]{4}){1,6}(?:[ \-]?\d[a-z0-9]{0,3}|[a-z0-9]{1,3})?\b",
 }
+"""Tried in this order where several begin at one place: what is common stands first, for each find pays for those before it."""
+NAME = rb"(?:[A-Z]|\xc3[\x80-\x9e])[\w.'\x80-\xff\-]*(?: (?:[A-Z]|\xc3[\x80-\x9e])[\w.'\x80-\xff\-]+){0,2}"
 NAME_SHAPE = (
-    rb"\b(?:Mr|Mrs|Ms|Dr|Me|Mme|Mlle|Messrs|Justice|Judge|Monsieur|Madame|Mademoiselle|Ma\xc3\xaetre)\.? "
-    rb"(?:[A-Z]|\xc3[\x80-\x9e])[\w.'\x80-\xff\-]*(?: (?:[A-Z]|\xc3[\x80-\x9e])[\w.'\x80-\xff\-]+){0,2}"
-)
+    rb"\b(?:(?:Mr|Mrs|Ms|Dr|Me|Mme|Mlle|Justice|Judge|Monsieur|Madame|Mademoiselle|Ma\xc3\xaetre"
+    rb"|MONSIEUR|MADAME|MADEMOISELLE|MA\xc3\x8eTRE)\.?|M\.) " + NAME
+    + rb"|\b(?:Messrs\.?|MM\.) " + NAME + rb"(?:(?:, " + NAME + rb"){0,4} (?:et|and) " + NAME + rb")?"
+)  # fmt: skip
+BETWEEN_NAMES = re.compile(rb", | et | and ")
+NO_NAME = re.compile(rb"(?:LE|LA) |L'|(?:Sc|Ed|Eng|Ing|Arch|Phil|Fisc|Env|Adm|Mus|Urb)\b")
+"""Behind a title in capitals, an office (MADAME LA JUGE); behind M., a degree (M. Sc.)."""
 PHONE = re.compile(
-    rb"(?<![\d.\-])(?:\+?1" + DASH + rb"?)?(?:\([2-9]\d{2}\)" + DASH + rb"?|[2-9]\d{2}" + DASH + rb")[2-9]\d{2}" + DASH + rb"\d{4}(?![\d]|[.\-]\d)"
-    rb"|(?<![\d.\-])0[1-9](?:" + DASH + rb"\d{2}){4}(?![\d]|[.\-]\d)"
+    rb"(?<![\d\-])(?<!\d\.)(?:\+?1" + DASH + rb"?)?(?:\([2-9]\d{2}\)" + DASH + rb"?|[2-9]\d{2}" + DASH + rb")[2-9]\d{2}" + DASH + rb"\d{4}(?![\d]|[.\-]\d)"
+    rb"|(?<![\d\-])(?<!\d\.)0[1-9](?:" + DASH + rb"\d{2}){4}(?![\d]|[.\-]\d)"
     rb"|(?<!\d)\(?\+\d{1,3}\)?(?:" + DASH + rb"?\(\d{1,4}\))?(?:" + DASH + rb"?\d){4,14}(?!\d)"
 )
-BARE_PHONE = re.compile(rb"(?<!\d)1?[2-9]\d{2}[2-9]\d{6}(?!\d)|(?<!\d)0[1-9]\d{8}(?!\d)")
+SPOKEN_PHONE = re.compile(
+    rb"(?<!\d)1?[2-9]\d{2}[2-9]\d{6}(?!\d)|(?<!\d)0[1-9]\d{8}(?!\d)"
+    rb"|(?<![\d\-])(?<!\d\.)(?:\(?0\d{2,4}\)?(?:" + DASH + rb"?\d{2,4}){2,4}|\(?0[2-9]\)?(?:" + DASH + rb"\d{4}){2})(?![\d]|[.\-]\d)"
+)
+"""What is a phone only behind a word for it: ten bare digits, and national numbers from elsewhere, such as 020 7946 0958."""
 SIN = re.compile(rb"(?<![\d.\-])\d{3}([ \-]?)\d{3}\1\d{3}(?![\d]|[.\-]\d)")
+SSN = re.compile(rb"(?<![\d.\-])\d{3}([ \-]?)\d{2}\1\d{4}(?![\d]|[.\-]\d)")
+NIR = re.compile(rb"(?<![\d.\-])[1-478]([ .\-]?)\d{2}\1(?:0[1-9]|1[0-2]|[2-9]\d)\1\d[\dABab]\1\d{3}\1\d{3}(?:\1\d{2})?(?![\d]|[.\-]\d)")
 CARD = re.compile(rb"(?<![\d.\-])(?:\d{4}([ \-]?)\d{4}\1\d{4}\1\d{4}|\d{4}([ \-]?)\d{6}\2\d{5}|4\d{12})(?![\d]|[.\-]\d)")
 ISSUERS = re.compile(rb"4\d{12}(?:\d{3})?$|(?:5[1-5]\d\d|222[1-9]|22[3-9]\d|2[3-6]\d\d|27[01]\d|2720)\d{12}$|3[47]\d{13}$|(?:6011|64[4-9]\d|65\d\d)\d{12}$")
 ACCOUNT = re.compile(rb"(?<![\d.\-])\d(?:[ \-]?\d){6,19}(?!\d)")
+PERIOD = re.compile(rb"(?:(?:19|20)\d\d-(?:\d\d-\d\d|(?:19|20)\d\d(?:-(?:19|20)\d\d)*)|\d\d-\d\d-(?:19|20)\d\d)(?![\d\-])")
+THOUSANDS = re.compile(rb"\+?\d{1,3}(?: \d{3})+")
 FOUR_PARTS = re.compile(rb"(?<![\d.\-])(?:\d{1,3}\.){3}\d{1,3}(?![\d]|[.\-]\d)")
 NINE_DIGITS = re.compile(rb"(?<!\d)\d{9}(?!\d)")
 
@@ -70,8 +91,12 @@ def _words(*alternatives: str, end: str = r"[^\n]{0,24}$") -> re.Pattern[bytes]:
     return re.compile(pattern.encode())
 
 
-SPEAKS_PHONE = _words(r"t[eé]l[eé]?phone", r"t[eé]l", "phone", "fax", "t[eé]l[eé]copieur", "cell", "cellulaire", "mobile", "portable", "call", "appelez")
+SPEAKS_PHONE = _words(
+    "t[eé]l[eé]?phone", "t[eé]l", "phone", "fax", "t[eé]l[eé]copieur", "t[eé]l[eé]c", "cell", "cellulaire", "mobile", "portable", "call", "appelez",
+)  # fmt: skip
 SPEAKS_SIN = _words("sin", "s\\.i\\.n\\.", "nas", "n\\.a\\.s\\.", "social insurance", "assurance sociale", end=r"[^\n]{0,32}$")
+SPEAKS_SSN = _words("ssns?", r"s\.s\.n\.", "social security", "s[eé]curit[eé] sociale", end=r"[^\n]{0,32}$")
+SPEAKS_NIR = _words("nir", "insee", "s[eé]curit[eé] sociale", "social security", end=r"[^\n]{0,32}$")
 SPEAKS_PASSPORT = _words("passport", "passports", "passeport", "passeports", end=r"[^\n]{0,32}$")
 SPEAKS_ACCOUNT = _words(
     "account", "accounts", "acct", "a/c", "compte", "comptes", "folio", "transit",
@@ -84,17 +109,21 @@ NUMBERED = _words(
     "application", "demande", "order", "commande", "cadastre",
     end=r"[ .:#°(]{0,4}(?:no|n°|nº|number|num[eé]ro)?[ .:#°(]{0,3}$",
 )  # fmt: skip
-SECTION = _words(
-    "sections?", "s", "ss", "art", "articles?", "arts", "clauses?", "paragraphs?", "par", "paragraphes?", "alin[eé]as?", "rules?", "r[eè]gles?", "schedule",
+LABEL = re.compile("(?i)(?:[:#]|°|º|(?<![a-z])(?:no|nos|num|number|num(?:e|é|É)ro)[ .]{0,2}) *$".encode())
+"""What makes of grouped digits behind a word such as compte a number of an account: `compte` is a verb too."""
+SECTION_WORDS = (
+    "sections?", "(?<!')s", "(?<!')ss", "art", "articles?", "arts", "clauses?", "paragraphs?", "par", "paragraphes?", "alin[eé]as?", "rules?", "r[eè]gles?", "schedule",
     "annexe", "chapter", "chapitre", "version", "v", "release", "firmware", "build", "item", "part", "partie", "§+",
-    end=r"[ .:]{0,2}(?:[\d.]+(?:,| and| et| to| à| or| ou|, and)? ){0,5}$",
 )  # fmt: skip
+SECTION = _words(*SECTION_WORDS, end=r"[ .:]{0,2}(?:[\d.]+(?:,| and| et| to| à| or| ou|, and)? ){0,5}$")
+SECTION_BEFORE = _words(*SECTION_WORDS, end=r"[ .]{0,2}$")
 SPEAKS_IP = _words("ip", "ipv4", "ipv6", "server", "serveur", "host", "h[oô]te", "address", "adresse", "dns", "login", "connexion", "logged", "gateway", "passerelle")
 PROVINCE = _words("ab", "bc", "mb", "nb", "nl", "ns", "nt", "nu", "on", "pe", "qc", "sk", "yt", "ontario", "qu[eé]bec", "alberta", "manitoba", "saskatchewan",
                   "columbia", "colombie-britannique", "postal code", "code postal", end=r"[ ,):.]{0,3}$")  # fmt: skip
-MONEY_AFTER = re.compile(rb" ?(?:[$%]|\xe2\x82\xac|\xc2\xa3|dollars|euros|CAD|USD|EUR|,\d\d)")
+MONEY_AFTER = re.compile(rb" ?(?:[$%]|\xe2\x82\xac|\xc2\xa3|dollars|euros|CAD|USD|EUR|[.,]\d\d(?!\d))")
 MONEY_BEFORE = re.compile(rb"(?:[$]|\xe2\x82\xac|\xc2\xa3|CAD|USD|EUR) ?$")
 LOOK_BACK = 48
+SEPARATORS = b" .-"
 NO_DIGITS = bytes(c for c in range(256) if not 48 <= c <= 57)
 
 
@@ -135,7 +164,15 @@ def _email(find: _Find) -> Iterator[Span]:
 
 
 def _name(find: _Find) -> Iterator[Span]:
-    yield Span(find.start + find.value.index(b" ") + 1, find.end, "name")
+    title, _, names = find.value.partition(b" ")
+    initial = title == b"M." and find.data[max(0, find.start - 1) : find.start] == b"."  # of A.M., LL.M.
+    if initial or ((title == b"M." or title.isupper()) and NO_NAME.match(names)):
+        return
+    start = find.start + len(title) + 1
+    for name in BETWEEN_NAMES.split(names):
+        yield Span(start, start + len(name), "name")
+        match = BETWEEN_NAMES.match(find.data, start + len(name), find.end)
+        start = match.end() if match else find.end
 
 
 def _iban(find: _Find) -> Iterator[Span]:
@@ -144,7 +181,18 @@ def _iban(find: _Find) -> Iterator[Span]:
         if iban.is_valid(value.decode(), check_country=False):  # a country's list of banks ages
             yield Span(find.start, find.start + len(value), "iban")
             return
-        value = value[: max(value.rfind(b" "), 0)]  # the shape may have taken the next word along
+        value = value[: max(value.rfind(b" "), value.rfind(b"-"), 0)]  # the shape may have taken the next word along
+
+
+def _corsican(find: _Find) -> Iterator[Span]:
+    """A NIR from the departments 2A and 2B, whose letter the shape of digits has not."""
+    if NIR.fullmatch(find.data, find.start, find.end) and _is_nir(find, find.start, find.end):
+        yield Span(find.start, find.end, "nir")
+
+
+def _slashed(find: _Find) -> Iterator[Span]:
+    if find.after(SPEAKS_PHONE):
+        yield Span(find.start, find.end, "phone")
 
 
 def _postal(find: _Find) -> Iterator[Span]:
@@ -176,7 +224,7 @@ def _ip4(find: _Find) -> Iterator[Span]:
 
 
 def _digits(find: _Find) -> Iterator[Span]:
-    """Card, SIN, phone, IP, passport and account numbers: the first kind that a part of the digits is."""
+    """Card, NIR, SIN, SSN, phone, IP, passport and account numbers: the first kind that a part of the digits is."""
     taken = [False] * (find.end - find.start)
     digits = len(_only_digits(find.value))
     for kind, least, pattern, is_one in NUMBERS:
@@ -188,6 +236,7 @@ def _digits(find: _Find) -> Iterator[Span]:
                 continue
             if is_one(find, start, end):
                 taken[start - find.start : end - find.start] = [True] * (end - start)
+                digits -= len(_only_digits(find.data[start:end]))
                 yield Span(start, end, kind)
 
 
@@ -208,17 +257,39 @@ def _is_sin(find: _Find, start: int, end: int) -> bool:
     return find.after(SPEAKS_SIN, start) or (b"-" in value and not find.after(NUMBERED, start))
 
 
+def _is_ssn(find: _Find, start: int, end: int) -> bool:
+    return find.after(SPEAKS_SSN, start) and ssn.is_valid(_only_digits(find.data[start:end]).decode())
+
+
+def _is_nir(find: _Find, start: int, end: int) -> bool:
+    """Behind a word for it the shape is enough: the key is often left out, or mistyped."""
+    value = find.data[start:end]
+    number = value.translate(None, SEPARATORS).decode().upper()
+    return find.after(SPEAKS_NIR, start) or (len(value) > len(number) == 15 and nir.is_valid(number))
+
+
 def _is_phone(find: _Find, start: int, end: int) -> bool:
     value = find.data[start:end]
+    spoken = find.after(SPEAKS_PHONE, start)
     if value.lstrip(b"(").startswith(b"+"):
-        return 8 <= len(_only_digits(value)) <= 15
+        return 8 <= len(_only_digits(value)) <= 15 and (spoken or not _is_increase(value, find.is_money(start, end)))
     if find.is_money(start, end):
         return False
-    return find.after(SPEAKS_PHONE, start) or not (find.after(NUMBERED, start) or find.after(SPEAKS_ACCOUNT, start))
+    if find.data[max(0, start - 1) : start] == b".":
+        return spoken
+    return spoken or not any(find.after(words, start) for words in (NUMBERED, SPEAKS_ACCOUNT, SECTION_BEFORE))
 
 
-def _is_bare_phone(find: _Find, start: int, end: int) -> bool:
-    return find.after(SPEAKS_PHONE, start)
+def _is_increase(value: bytes, money: bool) -> bool:
+    """Whether +12 345 678 is a sum: in thousands, and too short, too round or (+1 takes eleven digits) no number of a country."""
+    if money and value[1:].isdigit():
+        return True
+    odd = len(_only_digits(value)) < 9 or value.startswith(b"+1") or value.endswith(b" 000")
+    return THOUSANDS.fullmatch(value) is not None and (money or odd)
+
+
+def _is_spoken_phone(find: _Find, start: int, end: int) -> bool:
+    return 9 <= len(_only_digits(find.data[start:end])) <= 11 and find.after(SPEAKS_PHONE, start)
 
 
 def _is_ip(find: _Find, start: int, end: int) -> bool:
@@ -234,16 +305,21 @@ def _is_passport(find: _Find, start: int, end: int) -> bool:
 
 
 def _is_account(find: _Find, start: int, end: int) -> bool:
-    return find.after(SPEAKS_ACCOUNT, start) and not find.is_money(start, end)
+    value = find.data[start:end]
+    if not find.after(SPEAKS_ACCOUNT, start) or find.is_money(start, end) or PERIOD.match(value):
+        return False
+    return not THOUSANDS.fullmatch(value) or find.after(LABEL, start)
 
 
 NUMBERS: tuple[tuple[str, int, re.Pattern[bytes], Callable[[_Find, int, int], bool]], ...] = (
-    ("card", 13, CARD, _is_card), ("sin", 9, SIN, _is_sin), ("account", 7, ACCOUNT, _is_account), ("phone", 8, PHONE, _is_phone),
-    ("phone", 10, BARE_PHONE, _is_bare_phone), ("ip", 4, FOUR_PARTS, _is_ip), ("passport", 9, NINE_DIGITS, _is_passport),
+    ("card", 13, CARD, _is_card), ("nir", 13, NIR, _is_nir), ("sin", 9, SIN, _is_sin), ("account", 7, ACCOUNT, _is_account),
+    ("phone", 8, PHONE, _is_phone), ("ssn", 9, SSN, _is_ssn), ("phone", 9, SPOKEN_PHONE, _is_spoken_phone), ("ip", 4, FOUR_PARTS, _is_ip),
+    ("passport", 9, NINE_DIGITS, _is_passport),
 )  # fmt: skip
 """Kind, least digits, shape and judge of numbers, in the order in which they are tried."""
 JUDGES: dict[str, Callable[[_Find], Iterator[Span]]] = {
     "email": _email, "iban": _iban, "postal": _postal, "passport": _passport, "ip6": _ip6, "ip4": _ip4, "digits": _digits, "name": _name,
+    "slashed": _slashed, "corsican": _corsican, "lower_iban": _iban,
 }  # fmt: skip
 
 
@@ -287,13 +363,17 @@ class Redaction:
             return text
         parts, position = [], 0
         for span in spans:
-            parts += [data[position : span.start], self._placeholder(span.kind, data[span.start : span.end])]
+            parts += [data[position : span.start], self.placeholder(span.kind, data[span.start : span.end])]
             position = span.end
         return b"".join([*parts, data[position:]]).decode()
 
-    def _placeholder(self, kind: str, value: bytes) -> bytes:
+    def placeholder(self, kind: str, value: bytes) -> bytes:
+        """What stands for a value in all of this document."""
         self.counts[kind] += 1
-        same = _only_digits(value) if kind in ("phone", "sin", "card", "account") else value.replace(b" ", b"").lower()
+        if kind in ("phone", "sin", "ssn", "card", "account"):
+            same = _only_digits(value)
+        else:
+            same = value.translate(None, SEPARATORS if kind in ("iban", "nir", "postal") else b" ").lower()
         number = self._numbers.get((kind, same))
         if number is None:
             self._last[kind] += 1

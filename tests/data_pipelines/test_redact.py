@@ -2,7 +2,8 @@
 
 The rules were tuned on the set's first 381 lines. The 98 after them, then the last 79, were written in new contexts and scored
 once before any rule was changed: recall 65 of 68 at precision 65 of 67, then, with those mended, 48 of 49 and 48 of 49. What
-they showed (a date behind a number abroad, `card no.`, a firmware's version, a bank that a library's list does not know) is mended.
+they showed (a date behind a number abroad, `card no.`, a firmware's version, a bank that a library's list does not know) is mended. The
+lines after those are what users found, and the kinds `ssn` and `nir`: no measure, but nothing in them may be lost again.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipelines.extract import _sample
 from data_pipelines.redact import KINDS, Redaction, find
 
 LABELLED = Path(__file__).with_name("pii.txt")
 MARK = re.compile(r"\{([a-z-]+)\|([^}]*)\}")
+MENDED = slice(558, None)
 DEFAULT = tuple(k for k in KINDS if k != "name")
 
 
@@ -37,10 +40,10 @@ def labelled() -> list[tuple[str, list[tuple[int, int, str]]]]:
     return lines
 
 
-def score() -> tuple[Counter, Counter, Counter, list[str]]:
+def score(lines_of: slice = slice(None)) -> tuple[Counter, Counter, Counter, list[str]]:
     """Right, missed and wrong finds by kind, and the lines in question."""
     right, missed, wrong, lines = Counter(), Counter(), Counter(), []
-    for text, spans in labelled():
+    for text, spans in labelled()[lines_of]:
         wanted = {s for s in spans if s[2] != "-"}
         found = {(s.start, s.end, s.kind) for s in find(text.encode(), DEFAULT)}
         for _, _, kind in wanted & found:
@@ -66,6 +69,10 @@ def test_recall_and_precision_over_the_labelled_set():
     assert total / (total + sum(wrong.values())) >= 0.98
 
 
+def test_what_was_mended_stays_mended():
+    assert score(MENDED)[3] == []
+
+
 def test_equal_values_get_equal_placeholders_and_others_do_not():
     redaction = Redaction(DEFAULT)
     text = redaction.apply("a@b.ca, A@B.CA, c@d.ca; 416-555-0199, (416) 555-0199, 514-555-0100")
@@ -82,6 +89,29 @@ def test_names_behind_titles_are_an_option():
     text = "Mr. John Smith and Me Hélène Côté met Justice Roy; Mme Tremblay-Gagnon left. The Minister stayed."
     assert Redaction(DEFAULT).apply(text) == text
     assert Redaction(KINDS).apply(text) == "Mr. [NAME_1] and Me [NAME_2] met Justice [NAME_3]; Mme [NAME_4] left. The Minister stayed."
+
+
+@pytest.mark.parametrize(("text", "redacted"), [
+    ("M. Tremblay c. Mme Roy", "M. [NAME_1] c. Mme [NAME_2]"),
+    ("MM. Roy et Côté; MM. Roy, Jean Roy et Diallo ont signé", "MM. [NAME_1] et [NAME_2]; MM. [NAME_1], [NAME_3] et [NAME_4] ont signé"),
+    ("MONSIEUR JEAN TREMBLAY, MADAME ROY", "MONSIEUR [NAME_1], MADAME [NAME_2]"),
+    ("9 A.M. Monday; LL.M. Harvard; M. Sc. in law; MADAME LA JUGE; MONSIEUR LE PRÉSIDENT; MM. les juges; 5 M. of", ""),
+])  # fmt: skip
+def test_names_behind_french_titles(text: str, redacted: str):
+    assert Redaction(KINDS).apply(text) == (redacted or text)
+
+
+def test_the_same_number_written_otherwise_is_the_same():
+    text = "IBAN GB82-WEST-1234-5698-7654-32, gb82west12345698765432; NIR 2 88 04 2A 004 117 18, 288042A00411718, NIR 2 88 04 2B 004 117 18"
+    assert Redaction(DEFAULT).apply(text) == "IBAN [IBAN_1], [IBAN_1]; NIR [NIR_1], [NIR_1], NIR [NIR_2]"
+
+
+def test_samples_for_the_data_card_show_shapes_and_nothing_else():
+    line = "Secret plan of Jane Doe, 12 Elm Street: write to a.b@c.ca or [EMAIL_7] or c@d.ca, then a.b@c.ca; " + "Jane Doe lives here. " * 4
+    before, after = _sample("nothing here\n" + line + "\ne@f.ca", DEFAULT)
+    assert before == "xx xxxxxx: xxxxx xx x.x@x.xx xx [EMAIL_7] xx x@x.xx, xxxx x.x@x.xx; xxxx xxx xxxxx xxx"
+    assert after == "xx xxxxxx: xxxxx xx [EMAIL_1] xx [EMAIL_7] xx [EMAIL_2], xxxx [EMAIL_1]; xxxx xxx xxxxx xxx"
+    assert _sample("a@b.ca" + " w1" * 30 + " c@d.ca", DEFAULT)[1] == "[EMAIL_1]" + " x0" * 6 + " x…" + "0" + " x0" * 6 + " [EMAIL_2]"
 
 
 @pytest.mark.parametrize("digits", ["4111111111111111", "5500005555555559", "378282246310005"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.rows import RowError, interpret
-from data_pipelines.sources import Bad, InputError, Row, find_files, plan_shards, read_shard, scan_files
+from data_pipelines.sources import Bad, InputError, Row, Scan, find_files, plan_shards, read_shard, scan_files, scan_key
+from raytune70b import storage
+from raytune70b.storage import Folder
 
 
 def read(path: Path, shard_bytes: int = 1 << 20, columns: dict[str, str] | None = None) -> list[Row | Bad]:
@@ -110,6 +115,87 @@ def test_compressed_lines(tmp_path: Path):
         assert isinstance(by_file[name][-1], Bad) and "damaged" in by_file[name][-1].reason
 
 
+def frame_with_a_window_of_1_gib(content: bytes) -> bytes:
+    """RFC 8878, 3.1.1: magic, no content size, windowLog 30, one raw block, the last."""
+    return b"\x28\xb5\x2f\xfd\x00\xa0" + (len(content) << 3 | 1).to_bytes(3, "little") + content
+
+
+def test_zstandard_of_every_kind(tmp_path: Path):
+    lines = [b'{"text": "row %d %s"}\n' % (n, os.urandom(40).hex().encode()) for n in range(3000)]
+    skippable = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"
+    content = b"".join(lines)
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(content[:1001]) + skippable + frame_with_a_window_of_1_gib(content[1001:5000]) + zstandard.compress(content[5000:]))
+    assert [f.line for f in read(tmp_path / "a.jsonl.zst") if isinstance(f, Row)] == list(range(1, 3001))
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_an_archive_that_is_cut_off_says_what_is_missing(tmp_path: Path, suffix: str):
+    content = b"".join(b'{"text": "row %d %s"}\n' % (n, os.urandom(40).hex().encode()) for n in range(3000))
+    packed = gzip.compress(content) if suffix == "gz" else zstandard.ZstdCompressor().compress(content)
+    (tmp_path / f"a.jsonl.{suffix}").write_bytes(packed[: len(packed) * 3 // 4])
+    *rows, bad = read(tmp_path / f"a.jsonl.{suffix}")
+    assert len(rows) > 1000 and all(isinstance(r, Row) for r in rows)
+    assert isinstance(bad, Bad) and bad.line == len(rows) + 1
+    assert f"the file ends early and all rows from {len(rows) + 1} on are missing:" in bad.reason
+
+
+class Unsteady:
+    """A file whose reads fail, each as often as `failures` says, as those of a store far away."""
+
+    def __init__(self, opened: Any, failures: list[int]):
+        self.opened, self.failures = opened, failures
+
+    def read(self, size: int) -> bytes:
+        if self.failures[0]:
+            self.failures[0] -= 1
+            raise OSError("AWS Error NETWORK_CONNECTION during GetObject")
+        return self.opened.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.opened, name)
+
+    def __enter__(self) -> Unsteady:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.opened.close()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"])
+def test_an_unsteady_network_damages_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str):
+    path = tmp_path / f"a.{suffix}"
+    lines = b'{"text": "one"}\n{"text": "two"}\n'
+    if suffix == "parquet":
+        pq.write_table(pa.table({"text": ["one", "two"]}), path)
+    else:
+        path.write_bytes({"jsonl": lines, "jsonl.gz": gzip.compress(lines), "jsonl.zst": zstandard.compress(lines), "txt": b"one"}[suffix])
+    steady = read(path)
+    files, _ = find_files([str(path)])
+    (shard,) = plan_shards(files, scan_files(files, 1 << 20, {}), 1 << 20, {})
+    failures, folder_open = [3], Folder.open
+    monkeypatch.setattr(Folder, "open", lambda self, name: Unsteady(folder_open(self, name), failures))
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
+    assert list(read_shard(shard, {})) == steady and failures == [0]
+    failures[0] = 1000
+    with pytest.raises(InputError, match=rf"a\.{suffix} cannot be read \(AWS Error"):
+        list(read_shard(shard, {}))
+    if suffix == "parquet":
+        with pytest.raises(InputError, match=r"cannot be read \(AWS Error"):
+            plan_shards(files, {scan_key(files[0], 1): Scan("")}, 1, {})
+
+
+def test_one_wrong_string_costs_only_its_row(tmp_path: Path):
+    data = [b"one", b"t\xffo", b"three"]
+    offsets = np.cumsum([0, *map(len, data)]).astype(np.int32)
+    texts = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))])
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": pa.array([0, 2**50], pa.timestamp("s"))}), tmp_path / "b.parquet")
+    found = read(tmp_path / "a.parquet")
+    assert places(found) == [("a.parquet", 1, "one"), ("a.parquet", 2, found[1].reason), ("a.parquet", 3, "three")]
+    assert found[1].reason.startswith("not UTF-8") and found[1].raw == b"t\xffo"
+    assert [f.reason.split(":")[0] for f in read(tmp_path / "b.parquet")] == ["text must be a string, this is a datetime", "unreadable value"]
+
+
 def test_half_surrogate_pairs_become_replacement_characters(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(rb'{"text": "\ud83d\ude00 \ud83d x \udc00"}')
     assert places(read(tmp_path / "a.jsonl")) == [("a.jsonl", 1, "😀 � x �")]
@@ -163,9 +249,38 @@ def test_files_folders_and_globs(tmp_path: Path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     files, others = find_files([str(tmp_path / "b"), str(tmp_path / "a")])
-    assert [f.label for f in files] == ["a/deep/three.txt", "a/one.txt", "b/GPL-2.0", "b/two.txt"] and others == {".xml": 1}
-    assert [f.name for f in find_files([str(tmp_path / "*" / "*.txt")])[0]] == ["a/deep/three.txt", "a/one.txt", "b/two.txt"]
+    assert [f.label for f in files] == ["a/deep/three.txt", "a/one.txt", "b/GPL-2.0", "b/two.txt"] and others == {".xml": 1, "hidden": 1}
+    assert [f.name for f in find_files([str(tmp_path / "*" / "*.txt")])[0]] == ["a/one.txt", "b/two.txt"]
     assert len(find_files([f"file://{tmp_path}/a", str(tmp_path / "a")])[0]) == 2  # the same folder, by path and by URI
+
+
+@pytest.mark.parametrize(("pattern", "names"), [
+    ("*.txt", ["top.txt"]), ("a/*", ["one.txt"]), ("**/*.txt", ["a/deep/three.txt", "a/one.txt", "top.txt"]), ("**", ["a/deep/three.txt", "a/one.txt", "top.txt"]),
+    ("a/**/t*.txt", ["deep/three.txt"]), ("?/*/*.txt", ["a/deep/three.txt"]),
+])  # fmt: skip
+def test_a_star_stays_within_a_folder(tmp_path: Path, pattern: str, names: list[str]):
+    for name in ("top.txt", "a/one.txt", "a/deep/three.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert [f.name for f in find_files([str(tmp_path / pattern)])[0]] == names
+
+
+def test_only_hidden_files_and_markers_are_passed_over(tmp_path: Path):
+    for name in ("_private/_a.txt", "_SUCCESS", "_metadata", ".git/config.txt", "b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    files, others = find_files([str(tmp_path)])
+    assert [f.name for f in files] == ["_private/_a.txt", "b.txt"]
+    assert others == {"hidden": 1, "_SUCCESS": 1, "_metadata": 1}
+
+
+def test_a_file_under_several_names_is_one(tmp_path: Path):
+    (tmp_path / "raw" / "eval").mkdir(parents=True)
+    for name in ("a.txt", "eval/b.txt", "c.xml"):
+        (tmp_path / "raw" / name).write_text(name)
+    (tmp_path / "raw" / "aa").symlink_to(".")
+    files, others = find_files([str(tmp_path / "raw"), str(tmp_path / "raw" / "eval")])
+    assert [f.label for f in files] == ["eval/b.txt", "raw/a.txt"] and others == {".xml": 1}
 
 
 def test_wrong_inputs_are_one_clear_error(tmp_path: Path):
