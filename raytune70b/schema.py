@@ -61,7 +61,7 @@ class Data:
     redact: list[str] = several("email", "phone", "sin", "ssn", "nir", "card", "iban", "postal", "ip", "passport", "account")
     """Kinds of personal data to replace by placeholders; `name` also replaces names behind a title such as Mr. or Me."""
     near_duplicates: float = limited(0.8, low=0.0, high=1.0)
-    """Documents whose runs of five words reach this Jaccard similarity are copies, of which one is kept; 0 keeps all but equal ones."""
+    """Documents whose runs of five words reach this Jaccard similarity are copies, of which one is kept; conversations are copies if they say the same words. 0 keeps all but equal ones."""
     evaluation: list[str] = several()
     """Files of evaluation questions and answers: a document that shares 13 words in a row with one is left out."""
     tokenizer: str = "train"
