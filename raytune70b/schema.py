@@ -460,6 +460,8 @@ class Config:
             yield "cluster.workers", f"is {workers}; it takes [least, most] with 1 <= least <= most"
         elif workers[1] % self.model.replicate or workers[0] % self.model.replicate:
             yield "model.replicate", f"is {self.model.replicate}, which does not divide cluster.workers {workers}"
+        if self.sweep.workers is not None and self.sweep.workers % self.model.replicate:
+            yield "sweep.workers", f"is {self.sweep.workers}, which is no multiple of model.replicate ({self.model.replicate})"
         if self.tracking.mlflow == "sqlite" and "://" in self.run.path:
             yield "tracking.mlflow", f"is sqlite, a database in run.path, but run.path is {self.run.path}; give the URI of an MLflow server, or null for none"
         if self.tracking.tensorboard and "://" in self.run.path:

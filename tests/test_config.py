@@ -45,6 +45,19 @@ def test_mistakes_name_the_key_both_values_and_the_way_out(argument, words):
     assert "\n" not in message and all(word in message for word in words), message
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["model.replicate=2", "cluster.workers=[3,4]"], ["model.replicate", "2", "[3, 4]"]),
+        (["model.replicate=2", "cluster.workers=[2,4]", "sweep.workers=3"], ["sweep.workers", "3", "multiple", "2"]),
+    ],
+)
+def test_settings_that_contradict_each_other(arguments, words):
+    with pytest.raises(ConfigError) as raised:
+        compose(arguments)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
 def test_layers_lie_over_each_other(tmp_path):
     (tmp_path / "base.yaml").write_text("train: {epochs: 2, learning_rate: 0.5}\n")
     (tmp_path / "top.yaml").write_text("extends: base.yaml\ntrain: {learning_rate: 0.25}\n")
