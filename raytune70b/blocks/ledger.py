@@ -55,7 +55,8 @@ def read_segment(folder: Folder, name: str) -> tuple[pa.Table, str | None]:
     content = folder.read(name)
     if not name.endswith(f"-{xxhash.xxh3_64_hexdigest(content)}.parquet"):
         raise ValueError(f"{folder.uri}/{name}: its content does not match the digest in its name")
-    table = pq.read_table(pa.BufferReader(content))
+    # In this thread: a pool that pyarrow starts for a process which ends at once may abort it ("terminate called without an active exception").
+    table = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
     parent = (table.schema.metadata or {}).get(b"parent", b"").decode()
     return table, parent or None
 
