@@ -89,10 +89,13 @@ def base_folder(config: Config, home: Folder) -> Path:
 
 def _write_random_base(trained: Trained, target: Path) -> None:
     plain = dataclasses.replace(trained.config, model=dataclasses.replace(trained.config.model, method="full", precision="fp32"))
+    from transformers.utils import logging
+
     staging = target.with_name(f".{target.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     write_tokenizer(staging, trained.data, trained.manifest)
+    logging.disable_progress_bar()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed where it is installed, which else says that it found no GPU
     base_model(plain, trained.manifest.vocab_size).save_pretrained(staging)
     staging.rename(target)
