@@ -19,6 +19,8 @@ from raytune70b.tracking.journal import Record
 
 LOOKAHEAD_STEPS = 3
 """Steps between the decision in the driver and the step at whose top the workers obey."""
+OBEY_S = 3.0
+"""Seconds that the decision takes to reach workers by their beats, and workers to end what runs beside them, when steps are shorter."""
 LOOK_EVERY_S = 5.0
 """Between looks at the clock while no step ends: a run that waits for machines, or loads, spends its hours too."""
 
@@ -47,7 +49,7 @@ class Stopper:
         with self._lock:
             self._take(record)
             if record["kind"] == "step":
-                self._decide(self._meter.spent(), record["time"], LOOKAHEAD_STEPS * record["seconds"])
+                self._decide(self._meter.spent(), record["time"], max(LOOKAHEAD_STEPS * record["seconds"], OBEY_S))
 
     def _look(self) -> None:
         while not self._asked:
