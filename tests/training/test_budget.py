@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytune70b.config import ConfigError, compose
+from raytune70b.config import ConfigError, UserError, compose
 from raytune70b.schema import Budget
 from raytune70b.tracking.cost import Spent, outlook, spent
-from raytune70b.training.budget import Clock, Stopper, affordable_steps, seconds_allowed
+from raytune70b.training.budget import Clock, Stopper, affordable_steps, check_left, seconds_allowed
 from tests.tracking.run_of_records import T0, Story
 
 
@@ -97,3 +97,18 @@ def test_a_schedule_that_fits_the_budget_ends_inside_it():
 def test_budgets_that_make_no_sense_are_refused(overrides):
     with pytest.raises(ConfigError, match=r"^budget\."):
         compose(overrides)
+
+
+@pytest.mark.parametrize(("used", "refused"), [(80.0, False), (86.0, True), (90.0, True)])
+def test_a_start_that_could_only_stop_again_is_refused(used, refused):
+    """A run that was stopped in time has some seconds left, which its closing and the word of it need."""
+    records = [
+        {"kind": "run_start", "time": 0.0, "launch": 1}, {"kind": "group_start", "time": 1.0, "launch": 1, "attempt": 1, "world_size": 2},
+        {"kind": "checkpoint", "time": 5.0, "launch": 1, "attempt": 1, "seconds": 2.0}, {"kind": "run_end", "time": used, "launch": 1, "status": "stopped"},
+    ]  # fmt: skip
+    budget = Budget(hours=90 / 3600)
+    if refused:
+        with pytest.raises(UserError, match=r"budget\.hours: earlier launches of this run have used it up"):
+            check_left(budget, records)
+    else:
+        check_left(budget, records)
