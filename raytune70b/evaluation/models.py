@@ -88,9 +88,9 @@ def base_folder(config: Config, home: Folder) -> Path:
 
 
 def _write_random_base(trained: Trained, target: Path) -> None:
-    plain = dataclasses.replace(trained.config, model=dataclasses.replace(trained.config.model, method="full", precision="fp32"))
     from transformers.utils import logging
 
+    plain = dataclasses.replace(trained.config, model=dataclasses.replace(trained.config.model, method="full", precision="fp32"))
     staging = target.with_name(f".{target.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)

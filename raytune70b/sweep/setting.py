@@ -14,7 +14,6 @@ from raytune70b.blocks.order import Order, subset
 from raytune70b.blocks.stream import row_groups
 from raytune70b.config import UserError, get, known_keys
 from raytune70b.planning.advice import expected_throughput, workload_of
-from raytune70b.planning.cost import plan_validation
 from raytune70b.planning.hardware import find_gpu
 from raytune70b.schema import Budget, Config
 from raytune70b.storage import Folder
@@ -22,6 +21,7 @@ from raytune70b.sweep.budget import Price, beyond, price
 from raytune70b.sweep.fit import spaced
 from raytune70b.sweep.points import Point
 from raytune70b.sweep.stages import Space
+from raytune70b.training.expected import expected_validation
 from raytune70b.training.prepared import Prepared, check_workers
 
 VALIDATIONS = 4
@@ -53,9 +53,8 @@ def sweep_price(prepared: Prepared) -> Price | None:
         return None
     workers, trial = config.sweep.workers or config.cluster.workers[0], trial_config(prepared, expected.start)
     speed, steps = expected_throughput(trial, workers, prepared.manifest.vocab_size), trial_steps(prepared, expected.start)
-    blocks = min(prepared.manifest.rows("validation"), trial.validation.max_blocks or prepared.manifest.rows("validation"))
     load = workload_of(trial, workers, find_gpu(config.hardware.gpu).memory, prepared.manifest.vocab_size)
-    validation = plan_validation(blocks, trial.validation.every, trial.validation.at_start, load, speed.likely)
+    validation = expected_validation(trial, prepared.manifest, load, speed.likely)
     return price(config, expected.expected, steps * speed.step_seconds + validation.total(steps))
 
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from raytune70b.blocks.manifest import Manifest
 from raytune70b.config import UserError
 from raytune70b.planning import hardware, memory, throughput, workload
-from raytune70b.planning.cost import plan_validation
+from raytune70b.planning.cost import ValidationPlan, plan_validation
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.training.budget import affordable_steps
@@ -33,8 +33,7 @@ def expectation(config: Config, manifest: Manifest, total_steps: int) -> dict[st
     load = workload.from_config(config, workers, workload.config_shape(config, manifest.vocab_size))
     machine = hardware.machine(config.hardware)
     predicted = throughput.predict(load, machine)
-    blocks = min(manifest.rows("validation"), config.validation.max_blocks or manifest.rows("validation"))
-    validation = plan_validation(blocks, config.validation.every, config.validation.at_start, load, predicted.likely)
+    validation = expected_validation(config, manifest, load, predicted.likely)
     hours = (total_steps * predicted.step_seconds + validation.total(total_steps)) / 3600
     price = config.budget.price_per_gpu_hour
     return {
@@ -42,6 +41,12 @@ def expectation(config: Config, manifest: Manifest, total_steps: int) -> dict[st
         "peak_flops": machine.gpu.peak_flops, "memory_bytes": memory.plan_memory(load, machine.gpu.memory).total, "hours": hours,
         **({"usd": hours * workers * price} if price is not None else {}),
     }  # fmt: skip
+
+
+def expected_validation(config: Config, manifest: Manifest, load: workload.Workload, tokens_per_s_per_gpu: float) -> ValidationPlan:
+    """What the validations of a run on this data set take by the plan."""
+    every, there = config.validation.every, manifest.rows("validation")
+    return plan_validation(min(there, config.validation.max_blocks or there), every, config.validation.at_start, load, tokens_per_s_per_gpu)
 
 
 def fitted(config: Config, run: Folder, manifest: Manifest, total_steps: int) -> Config:

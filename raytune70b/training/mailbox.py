@@ -82,7 +82,7 @@ class Mailbox:
         """done; declined (it could not save); lost (the group failed, or has not been heard for ten seconds); waiting."""
         heard = max((beat["heard"] for beat in self._beats.values()), default=0.0)
         if self._handed_over:
-            self._up, self._beats = False, {}  # these workers are ended now, and not missed
+            self.gone()  # these workers are ended now, and not missed
             return "done"
         if self._first is not None or time.time() - heard > 10:
             return "lost"
