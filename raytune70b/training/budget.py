@@ -28,10 +28,7 @@ LOOK_EVERY_S = 5.0
 def check_left(budget: Budget, records: list[Record]) -> None:
     """Raises UserError when earlier launches have used the budget up: another start could only stop again."""
     so_far = spent(records)
-    clock = Clock(budget, so_far, so_far.world_size)
-    for record in records:
-        clock.learn(record)
-    over = clock.stop(so_far.at, OBEY_S)
+    over = Clock.from_journal(budget, records, so_far.at, so_far.world_size).stop(so_far.at, OBEY_S) if records else None
     if over is not None:
         key = over.partition(":")[0]
         raise UserError(f"{key}: earlier launches of this run have used it up; raise {key}, or start another run.name")
