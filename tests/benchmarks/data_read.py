@@ -1,10 +1,10 @@
-"""Reading token blocks: the training stream against mosaicml-streaming on the same blocks, batches of 8, two processes. Promised: 1x.
+"""Reading token blocks: the training stream against mosaicml-streaming and litdata on the same blocks, batches of 8, two processes. Promised: 1x.
 
-usage: python tests/benchmarks/data_read.py [blocks, default 16384] [seq_len, default 2048]      (needs: pip install mosaicml-streaming)
+usage: python tests/benchmarks/data_read.py [blocks, default 16384] [seq_len, default 2048]   (needs: pip install mosaicml-streaming litdata)
 
-Rounds alternate between the two, so that other work on the machine meets both; each round is one shuffled epoch. The ratio is of
+Rounds alternate between them, so that other work on the machine meets all; each round is one shuffled epoch. The ratio is of
 the speed behind the first batch, which a run waits for once; the time to it is shown too. Ours delivers token ids, labels and
-position ids, checked step by step against the order; theirs the token ids alone.
+position ids, checked step by step against the order; the others the token ids alone.
 """
 
 from __future__ import annotations
@@ -46,12 +46,25 @@ def write_ours(ids: np.ndarray, folder: Path) -> Feed:
     return Feed(Reader(Folder(folder), manifest, "train"), order, BATCH, order.steps_per_epoch)
 
 
-def write_theirs(ids: np.ndarray, folder: Path) -> None:
+def write_mosaic(ids: np.ndarray, folder: Path) -> None:
     from streaming import MDSWriter
 
     with MDSWriter(out=str(folder), columns={"input_ids": f"ndarray:int32:{ids.shape[1]}"}, compression="zstd:3") as sink:
         for row in ids:
             sink.write({"input_ids": row})
+
+
+def write_litdata(ids: np.ndarray, folder: Path) -> None:
+    """Without compression, as litdata's loader of tokens demands."""
+    import torch
+    from litdata import TokensLoader
+    from litdata.streaming.writer import BinaryWriter
+
+    sink = BinaryWriter(str(folder), chunk_size=512 * ids.shape[1], item_loader=TokensLoader(block_size=ids.shape[1]))
+    for number, row in enumerate(ids):
+        sink[number] = torch.from_numpy(row)
+    sink.done()
+    sink.merge()
 
 
 def read_ours(feed: Feed) -> Iterator[int]:
@@ -61,7 +74,7 @@ def read_ours(feed: Feed) -> Iterator[int]:
             yield batch["input_ids"].size
 
 
-def read_theirs(folder: Path) -> Iterator[int]:
+def read_mosaic(folder: Path) -> Iterator[int]:
     from streaming import StreamingDataLoader, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
@@ -71,12 +84,22 @@ def read_theirs(folder: Path) -> Iterator[int]:
         yield batch["input_ids"].numel()
 
 
-def timed(batches: Iterator[int]) -> tuple[float, float]:
-    """(seconds to the first batch, tokens/s behind it)"""
+def read_litdata(folder: Path, seq_len: int) -> Iterator[int]:
+    from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+
+    rows = StreamingDataset(str(folder), item_loader=TokensLoader(block_size=seq_len), shuffle=True, seed=17)
+    for batch in StreamingDataLoader(rows, batch_size=BATCH, num_workers=2):
+        yield batch.numel()
+
+
+def timed(batches: Iterator[int], total: int) -> tuple[float, float]:
+    """(seconds to the first batch, tokens/s behind it) of an epoch, which must hold `total` tokens."""
     started = time.monotonic()
-    next(batches)
+    at_once = next(batches)
     first = time.monotonic()
     tokens = sum(batches)
+    if at_once + tokens != total:
+        raise ValueError(f"an epoch of {at_once + tokens:,} tokens where there are {total:,}")
     return first - started, tokens / (time.monotonic() - first)
 
 
@@ -84,25 +107,32 @@ def main() -> None:
     import ray
 
     count, seq_len = (int(given) for given in [*sys.argv[1:], *("16384", "2048")[len(sys.argv) - 1 :]])
-    waits: dict[str, list[float]] = {"ours": [], "mosaicml-streaming": []}
-    rates: dict[str, list[float]] = {"ours": [], "mosaicml-streaming": []}
     with tempfile.TemporaryDirectory() as temporary:
         ids = blocks_of(count, seq_len)
-        feed, theirs = write_ours(ids, Path(temporary) / "ours"), Path(temporary) / "theirs"
-        write_theirs(ids, theirs)
+        mosaic, litdata = Path(temporary) / "mosaic", Path(temporary) / "litdata"
+        feed = write_ours(ids, Path(temporary) / "ours")
+        write_mosaic(ids, mosaic)
+        write_litdata(ids, litdata)
+        contenders = {
+            "ours": lambda: read_ours(feed),
+            "mosaicml-streaming": lambda: read_mosaic(mosaic),
+            "litdata": lambda: read_litdata(litdata, seq_len),
+        }
+        waits: dict[str, list[float]] = {name: [] for name in contenders}
+        rates: dict[str, list[float]] = {name: [] for name in contenders}
         ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
         for _ in range(ROUNDS):
-            for name, batches in (("ours", read_ours(feed)), ("mosaicml-streaming", read_theirs(theirs))):
-                wait, rate = timed(batches)
+            for name, read in contenders.items():
+                wait, rate = timed(read(), ids.size)
                 waits[name].append(wait)
                 rates[name].append(rate)
         ray.shutdown()
-    ratios = [a / b for a, b in zip(*rates.values(), strict=True)]
+    ratios = {name: [a / b for a, b in zip(rates["ours"], rates[name], strict=True)] for name in rates}
     print(f"{count:,} blocks of {seq_len:,} tokens, batches of {BATCH}; median (least to most) of {ROUNDS} epochs\n")
-    rows = [(name, shown([r / 1e6 for r in rates[name]], 1), shown(waits[name], 1)) for name in rates]
-    print(table(("", "million tokens/s", "seconds to the first batch"), rows))
-    print(f"\nratio {shown(ratios)}x")
-    print(json.dumps({"ratio": statistics.median(ratios), "tokens_per_s": {name: statistics.median(found) for name, found in rates.items()}}))
+    rows = [(name, shown([r / 1e6 for r in rates[name]], 1), shown(ratios[name]), shown(waits[name], 1)) for name in rates]
+    print(table(("", "million tokens/s", "ours by it", "seconds to the first batch"), rows))
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    print(json.dumps({"ratio": {name: statistics.median(r) for name, r in ratios.items()}, "tokens_per_s": medians}))
 
 
 if __name__ == "__main__":
