@@ -12,6 +12,7 @@ import difflib
 import functools
 import inspect
 import json
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -76,8 +77,11 @@ def _layers(path: Path, trail: tuple[Path, ...] = ()) -> Iterator[tuple[DictConf
         raise ConfigError(f"{found}: not valid YAML: {_first_line(error)}") from error
     if not isinstance(layer, DictConfig):
         raise ConfigError(f"{found}: holds a {type(layer).__name__}; a configuration is a mapping of sections")
-    parents = layer.pop("extends", [])
-    for parent in [parents] if isinstance(parents, str) else parents:
+    parents = OmegaConf.to_container(OmegaConf.create([layer.pop("extends", [])]))[0]  # type: ignore[index]
+    parents = [parents] if isinstance(parents, str) else parents
+    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
+        raise ConfigError(f"{found}: extends is {parents!r}; it takes the name of a file, or a list of names")
+    for parent in parents:
         relative = found.parent / parent
         yield from _layers(relative if relative.is_file() else Path(parent), (*trail, found))
     yield layer, str(found)
@@ -92,7 +96,7 @@ def _merge(base: Any, layer: Any, source: str) -> Any:
         base.model.config = {}
     try:
         return OmegaConf.merge(base, layer)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, TypeError, ValueError) as error:  # the latter for an index into a list: a[0]=1
         key = getattr(error, "full_key", None) or "configuration"
         raise ConfigError(f"{key}: {_first_line(error)} (in {source})") from error
 
@@ -115,7 +119,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[str]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not prefix):  # a file of comments, or of `extends` alone, has no leaves
         for key, inner in value.items():
             yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
     else:
@@ -166,6 +170,8 @@ def check(config: Config) -> None:
         value = get(config, key)
         if secret := secret_in(value):
             raise ConfigError(f"{key}: {masked(secret)} carries a secret, and settings are stored and logged; leave it out and set {way_out(secret)}")
+        if odd := [number for number in (value if isinstance(value, list) else [value]) if isinstance(number, float) and not math.isfinite(number)]:
+            raise ConfigError(f"{key}: is {odd[0]}; it takes a finite number")
         limits = f.metadata
         if value is None or not limits:
             continue

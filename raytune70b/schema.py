@@ -14,6 +14,9 @@ from typing import Any, Optional, Union
 Problem = tuple[str, str]
 """A dotted key and what is wrong with its value."""
 
+RANGE = 16.0
+"""A sweep's range of learning rates reaches this factor below and above the run's own rate where it is not given."""
+
 
 def limited(default: Any, low: float | None = None, high: float | None = None, choices: tuple = (), above: float | None = None) -> Any:
     """A field whose value must lie in [low, high], above `above`, or be one of `choices`."""
@@ -38,7 +41,7 @@ class Run:
     """Where run folders live: a local or shared folder, or any pyarrow/fsspec URI such as s3://bucket/runs."""
     resume: str = limited("auto", choices=("auto", "never", "must"))
     """auto: continue the run when it has a checkpoint; never: refuse an existing run; must: refuse to start from nothing."""
-    seed: int = limited(17, low=0)
+    seed: int = limited(17, low=0, high=2**62)
     """Seeds the order of the blocks, random weights and dropout."""
     hang_timeout_s: float = limited(600.0, above=0)
     """A worker without a sign of life for this many seconds is named with its stack, and the worker group restarts."""
@@ -355,9 +358,17 @@ class Sweep:
     share: Optional[float] = limited(None, above=0)
     """Tokens that the trials may train on, as a share of the full run's."""
 
-    def problems(self) -> Iterator[Problem]:
-        if self.low is not None and self.high is not None and self.low >= self.high:
-            yield "sweep.low", f"is {self.low}, which is not below sweep.high ({self.high})"
+    def range(self, learning_rate: float) -> tuple[float, float]:
+        """The lowest and the highest rate tried at first, for a full run with `learning_rate`."""
+        return self.low or learning_rate / RANGE, self.high or learning_rate * RANGE
+
+    def problems(self, learning_rate: float) -> Iterator[Problem]:
+        low, high = self.range(learning_rate)
+        if low >= high:
+            set_by = "" if self.low is not None and self.high is not None else f", with train.learning_rate={learning_rate:g} as its middle"
+            yield ("sweep.low" if self.low is not None else "sweep.high"), f"the range of rates goes from {low:g} to {high:g}{set_by}; set both ends, the lower one as sweep.low"
+        if self.share is not None and self.share < self.data_fraction:
+            yield "sweep.share", f"is {self.share:g}, but one trial takes {self.data_fraction:g} of the full run's tokens (sweep.data_fraction); raise it, or lower that"
         for name in ("batch_factors", "warmup_factors", "rank_factors"):
             wrong = [factor for factor in getattr(self, name) if factor < 0 or (factor == 0 and name != "warmup_factors")]
             if wrong:
@@ -455,6 +466,10 @@ class Config:
         which = self.export.checkpoint
         if which not in ("newest", "best") and (isinstance(which, str) or which < 1):
             yield "export.checkpoint", f"is {which!r}; it takes newest, best, or a step from 1"
+        for section in ("run", "sweep"):
+            name = getattr(self, section).name
+            if not name or "/" in name or name in (".", ".."):
+                yield f"{section}.name", f"is {name!r}; it is the name of one folder under run.path ({self.run.path})"
         workers = self.cluster.workers
         if len(workers) != 2 or not 1 <= workers[0] <= workers[1]:
             yield "cluster.workers", f"is {workers}; it takes [least, most] with 1 <= least <= most"
@@ -472,11 +487,11 @@ class Config:
             yield "budget.fit_schedule", "is true, but neither budget.hours nor budget.usd is set"
         if self.model.method == "full" and self.model.precision == "fp32" and self.train.optimizer != "adamw":
             yield "train.optimizer", f"is {self.train.optimizer}, but model.precision is fp32; use adamw, or bf16_mixed or bf16"
-        if self.sweep.usd is not None and self.budget.price_per_gpu_hour is None:
-            yield "sweep.usd", f"is {self.sweep.usd}, but budget.price_per_gpu_hour is empty; set the price"
+        if self.sweep.usd is not None and not self.budget.price_per_gpu_hour:
+            yield "sweep.usd", f"is {self.sweep.usd}, but budget.price_per_gpu_hour names no price; set it"
         if self.model.sharding == "zero3":
             yield from self.zero3_problems()
-        yield from self.sweep.problems()
+        yield from self.sweep.problems(self.train.learning_rate)
 
     def zero3_problems(self) -> Iterator[Problem]:
         """What DeepSpeed ZeRO-3 does not do, or not exactly."""

@@ -36,6 +36,15 @@ def test_every_key_has_its_documentation_and_its_comment():
         ("data=3", ["data"]),
         ("conf/finetuen.yaml", ["finetuen", "finetune"]),
         ("=3", ["=3"]),
+        ("budget.hours=nan", ["budget.hours", "nan", "finite"]),
+        ("train.max_grad_norm=inf", ["train.max_grad_norm", "inf", "finite"]),
+        ("sweep.batch_factors=[2.0,nan]", ["sweep.batch_factors", "nan", "finite"]),
+        ("cluster.workers[0]=1", ["cluster.workers[0]=1"]),
+        ("run.seed=9999999999999999999999", ["run.seed", "most"]),
+        ("run.name=''", ["run.name", "one folder"]),
+        ("sweep.name=a/b", ["sweep.name", "a/b", "one folder"]),
+        ("sweep.low=1", ["sweep.low", "1", "0.048", "train.learning_rate=0.003"]),
+        ("sweep.share=0.1", ["sweep.share", "0.1", "0.25", "sweep.data_fraction"]),
     ],
 )
 def test_mistakes_name_the_key_both_values_and_the_way_out(argument, words):
@@ -45,9 +54,25 @@ def test_mistakes_name_the_key_both_values_and_the_way_out(argument, words):
     assert "\n" not in message and all(word in message for word in words), message
 
 
+@pytest.mark.parametrize("extends", ["", "5", "[recipe/legalfin, 3]"])
+def test_what_extends_may_be(tmp_path, extends):
+    (tmp_path / "mine.yaml").write_text(f"extends: {extends}\n")
+    with pytest.raises(ConfigError, match="extends"):
+        compose([str(tmp_path / "mine.yaml")])
+
+
+def test_a_file_may_hold_nothing_of_its_own(tmp_path):
+    (tmp_path / "mine.yaml").write_text("# later\nextends: recipe/legalfin\n")
+    assert compose([str(tmp_path / "mine.yaml")]) == compose(["recipe/legalfin"])
+    (tmp_path / "empty.yaml").write_text("# nothing yet\n")
+    assert compose([str(tmp_path / "empty.yaml")]) == Config()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["sweep.usd=5", "budget.price_per_gpu_hour=0"], ["sweep.usd", "5", "budget.price_per_gpu_hour"]),
+        (["sweep.low=1e-3", "sweep.high=1e-4"], ["sweep.low", "0.001", "0.0001"]),
         (["model.replicate=2", "cluster.workers=[3,4]"], ["model.replicate", "2", "[3, 4]"]),
         (["model.replicate=2", "cluster.workers=[2,4]", "sweep.workers=3"], ["sweep.workers", "3", "multiple", "2"]),
     ],

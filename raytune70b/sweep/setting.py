@@ -26,8 +26,6 @@ from raytune70b.training.prepared import Prepared, check_workers
 
 VALIDATIONS = 4
 """Validations of a trial after its start: at these shares of its schedule it can be compared with others."""
-RANGE = 16.0
-"""The range of rates reaches this factor below and above the run's own rate where it is not given."""
 PATIENT_S = 120.0
 """A trial's group has one size, so it waits this long for its resources instead of trying with fewer workers."""
 TOUCHED = ("data.shuffle_window", "model.", "train.", "validation.max_blocks")
@@ -84,7 +82,7 @@ def space(prepared: Prepared) -> Space:
     """What the configuration lets the sweep try."""
     config = prepared.config
     sweep, train = config.sweep, config.train
-    low, high = sweep.low or train.learning_rate / RANGE, sweep.high or train.learning_rate * RANGE
+    low, high = sweep.range(train.learning_rate)
     share = min(1.0, train.warmup_steps / prepared.feed.total_steps)
     start = Point(train.learning_rate, train.global_batch_size, _rounded(share), config.model.lora.rank, config.run.seed)
     batches = {max(config.cluster.workers[1], round(start.global_batch_size * f)) for f in sweep.batch_factors}
