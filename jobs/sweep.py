@@ -7,8 +7,8 @@ Without a file it takes conf/sweep.yaml, the sweep of the embedded run.
 Its last line is the command of the full run, with best.yaml among its files.
 The same command again runs only what is missing.
 
-exit codes: 0 there is an answer; 1 every trial failed; 2 wrong input or configuration; 3 every learning rate diverged;
-75 stopped, run the same command again.
+exit codes: 0 there is an answer; 1 every trial failed; 2 wrong input or configuration; 3 every learning rate diverged, or
+the sweep's limits are used up without an answer; 75 stopped, run the same command again.
 """
 
 from __future__ import annotations

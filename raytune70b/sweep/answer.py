@@ -38,15 +38,23 @@ def answer(space: Space, results: Results) -> Answer:
         return _none(space, results)
     base = settled(space, results)
     flat = spread is not None and len(points) >= 3 and max(points.values()) - min(points.values()) <= spread[1]
+    keeps = flat and _among(points, space, results)
     batch_ratio = base.global_batch_size / space.start.global_batch_size
-    rate = space.start.learning_rate if flat else transfer(fit.rate, batch_ratio, space.tokens_ratio, space.batch_exponent, space.horizon_exponent)
-    verdict = (
-        f"no difference beyond noise between learning rates {min(points):.3g} and {max(points):.3g}: the run keeps its {space.start.learning_rate:.3g}"
-        if flat else f"learning rate {rate:.3g} for the full run, {fit.rate:.3g} over the trials' horizon"
-    )  # fmt: skip
+    rate = space.start.learning_rate if keeps else transfer(fit.rate, batch_ratio, space.tokens_ratio, space.batch_exponent, space.horizon_exponent)
+    verdict = f"learning rate {rate:.3g} for the full run, {fit.rate:.3g} over the trials' horizon"
+    if flat:
+        verdict = f"no difference beyond noise between learning rates {min(points):.3g} and {max(points):.3g}: " + (
+            f"the run keeps its {rate:.3g}" if keeps else f"{verdict}, since the run's own {space.start.learning_rate:.3g} is not among them"
+        )
     deviation, margin = spread if spread is not None else (None, None)
     chosen = replace(base, learning_rate=rate, seed=space.start.seed)
     return Answer(FOUND, verdict, chosen, fit.rate, fit, deviation, margin, tuple(_notes(space, results, fit, chosen, flat)))
+
+
+def _among(points: dict[float, float], space: Space, results: Results) -> bool:
+    """Whether the run's own rate lies among the rates that came to a loss, and is not itself one that did not."""
+    own = space.start.learning_rate
+    return own in points or (min(points) < own < max(points) and own not in tried(space, results))
 
 
 def _none(space: Space, results: Results) -> Answer:

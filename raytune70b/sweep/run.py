@@ -44,8 +44,8 @@ from raytune70b.tracking.journal import read_journal
 from raytune70b.training.prepared import Prepared, prepare_run
 
 EXIT = {FOUND: 0, ALL_FAILED: 1, ALL_DIVERGED: 3}
-GO_ON = 75
-"""Stopped before there was an answer: the same command continues."""
+LIMIT, GO_ON = 3, 75
+"""Before there was an answer: a limit of the sweep's own is used up, so the same command could only say so again; stopped, so it continues."""
 SETTINGS = "settings.json"
 
 
@@ -81,7 +81,7 @@ class Sweep:
         self.folder = sweep_folder(self.config).make()
         check_settings(self.folder, settings(prepared))
         self.space = space(prepared)
-        self.results: Results = read_results(self.folder)
+        self.results: Results = {point: r for point, r in read_results(self.folder).items() if r.status != "failed"}  # what failed is tried again
         self._unfinished = unfinished_seconds(self.folder, self.results)
         self._begin, self._before = time.monotonic(), elapsed(self.results.values()) + self._unfinished
         self._stopped: str | None = None
@@ -135,12 +135,13 @@ class Sweep:
 
     def _close(self, children: Children) -> int:
         found = answer(self.space, self.results)
-        if self._stopped is not None and found.fit is not None:
-            found = replace(found, notes=(f"not complete: {self._stopped}; the same command continues", *found.notes))
-        report.write(self.prepared, self.folder, self.space, self.results, found)
         code = EXIT.get(found.status, GO_ON)
-        if self._stopped is not None and not self._stopped.startswith("sweep."):
-            code = GO_ON
+        if self._stopped is not None:
+            limit = self._stopped.startswith("sweep.")
+            way_out = f"raise {self._stopped.partition(':')[0]} and run the same command" if limit else "the same command continues"
+            found = replace(found, notes=(f"not complete: {self._stopped}; {way_out}", *found.notes))
+            code = EXIT.get(found.status, LIMIT) if limit else GO_ON
+        report.write(self.prepared, self.folder, self.space, self.results, found)
         files = {n: self.folder.read(n) for n in ("answer.json", "trials.csv", report.BEST, *report.PICTURES) if self.folder.size(n) is not None}
         children.close({"sweep.verdict": found.verdict, "sweep.learning_rate": f"{found.point.learning_rate:.3g}"}, files, "stopped" if code == GO_ON else "finished")
         self._closing_lines(found)

@@ -30,7 +30,7 @@ from raytune70b.tracking.cost import spent
 from raytune70b.tracking.journal import Record, lineage, next_launch, read_journal
 from raytune70b.tracking.watch import Watch
 from raytune70b.training.prepared import Prepared
-from raytune70b.training.trainer import Ending, fit, open_post, start_record, uses_gpu
+from raytune70b.training.trainer import RESUME_ME, Ending, fit, open_post, start_record, uses_gpu
 
 CLEANUP_S = 120
 """How long a stopped trial may take to give its workers back before Tune ends its actor."""
@@ -67,6 +67,8 @@ class TrialRun(tune.Trainable):
         end = Ending("failed", "the trial was interrupted", 1)
         try:
             end = fit(self._prepared, watch, self._post, launch)
+        except KeyboardInterrupt:  # Ray Train gave its controller up: the next launch tries again
+            end = Ending("stopped", "the trial was interrupted", RESUME_ME)
         except BaseException as error:  # a trial that fails is a result
             end = Ending("failed", f"{type(error).__name__}: {error}", 1)
         finally:

@@ -10,9 +10,10 @@ from raytune70b.config import UserError, compose
 from raytune70b.storage import Folder
 from raytune70b.sweep.answer import FOUND, answer
 from raytune70b.sweep.budget import affordable, cost
-from raytune70b.sweep.points import Point, Result
+from raytune70b.sweep.children import Children
+from raytune70b.sweep.points import Point, Result, write_result
 from raytune70b.sweep.report import best_yaml, curves_picture, next_command, rates_picture, table_csv
-from raytune70b.sweep.run import check_settings, prepare_sweep, unfinished_seconds
+from raytune70b.sweep.run import Sweep, check_settings, prepare_sweep, unfinished_seconds
 from raytune70b.sweep.setting import (
     check_price,
     full_blocks,
@@ -173,8 +174,27 @@ def test_a_sweep_is_continued_with_the_same_settings_only(prepared, tmp_path):
     check_settings(folder, settings(more))  # a larger budget continues it
 
 
+def test_what_failed_is_tried_again_and_what_diverged_is_not(prepared):
+    folder = sweep_folder(prepared.config).make()
+    points = [space(prepared).at(rate) for rate in space(prepared).rates[:3]]
+    for point, status in zip(points, ("failed", "diverged", "finished"), strict=True):
+        write_result(folder, Result(point, status, (), 1.0 if status == "finished" else None, 10, 0.0, 1.0, "the disk was full"))
+    assert set(Sweep(prepared, []).results) == set(points[1:])
+
+
+@pytest.mark.parametrize(("reason", "code", "way_out"), [
+    ("sweep.usd: $1.00 pays for no further trial", 3, "raise sweep.usd and run the same command"),
+    ("SIGTERM", 75, "the same command continues"),
+])  # fmt: skip
+def test_without_an_answer_a_used_up_limit_is_no_reason_to_run_the_same_command(prepared, capsys, reason, code, way_out):
+    launch = Sweep(prepared, [])
+    launch.stop(reason)
+    assert launch._close(Children(prepared, launch.folder)) == code
+    assert f"not complete: {reason}; {way_out}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("override", "text"), [
-    ("sweep.low=2 sweep.high=1", "sweep.low: is 2.0, which is not below sweep.high"),
+    ("sweep.low=2 sweep.high=1", "sweep.low: the range of rates goes from 2 to 1;"),
     ("sweep.usd=5", "budget.price_per_gpu_hour"),
     ("sweep.batch_factors=[0.5,-1]", "sweep.batch_factors: holds -1.0"),
     ("sweep.points=2", "sweep.points"),

@@ -96,15 +96,29 @@ def test_a_batch_within_noise_changes_nothing():
     assert any("global batch: no difference beyond noise" in note for note in answer(space, results).notes)
 
 
-def test_a_flat_range_keeps_the_rate_of_the_run():
-    class Flat(World):
-        def loss(self, point, noise=True):
-            return 3.0 + (World.loss(self, point) - World.loss(self, point, noise=False))
+class Flat(World):
+    """No rate below the cliff is better than another."""
 
+    def loss(self, point, noise=True):
+        return 3.0 + (World.loss(self, point) - World.loss(self, point, noise=False))
+
+
+def test_a_flat_range_keeps_the_rate_of_the_run():
     space = make_space()
     results, _ = sweep(space, Flat(noise=0.01))
     found = answer(space, results)
     assert "no difference beyond noise" in found.verdict and found.point.learning_rate == START.learning_rate
+
+
+@pytest.mark.parametrize(("low", "high", "cliff"), [(1e-5, 1e-3, 9e-4), (1e-6, 1e-4, None)], ids=["it diverged", "it was not tried"])
+def test_a_flat_range_never_keeps_a_rate_that_it_did_not_see_train(low, high, cliff):
+    space = make_space(low=low, high=high)
+    results, _ = sweep(space, Flat(noise=0.01, cliff=cliff))
+    found = answer(space, results)
+    finished = [r.point.learning_rate for r in results.values() if r.usable and r.point.global_batch_size == 16]
+    assert "no difference beyond noise" in found.verdict and "0.001 is not among them" in found.verdict
+    assert min(finished) <= found.trial_rate <= max(finished) < START.learning_rate
+    assert found.point.learning_rate == pytest.approx(found.trial_rate * 4**-0.32, rel=0.01)
 
 
 def test_ranks_are_tried_where_there_are_any():
