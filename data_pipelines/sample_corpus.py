@@ -17,6 +17,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raytune70b.blocks.manifest import MANIFEST
+from raytune70b.schema import Config, Data
+from raytune70b.storage import Folder
+
 SEED = 2026
 
 ENGLISH = {
@@ -171,3 +175,11 @@ def write_sample(folder: Path, scale: float = 1.0, seed: int = SEED) -> list[Pat
         (folder / name).write_bytes(content)
     pq.write_table(pa.table({"text": statutes, "year": [1990 + n % 30 for n in range(len(statutes))]}), folder / "statutes.parquet", row_group_size=128)
     return sorted(p for p in folder.iterdir() if p.is_file())
+
+
+def prepare_where_missing(config: Config) -> None:
+    """Makes the embedded data set before a first run that names no other. A `data.path` of the user's own is never filled with it: it may be misspelt."""
+    if config.data.path == Data().path and config.data.inputs == ["sample"] and not Folder(config.data.path).exists(MANIFEST):
+        from data_pipelines.build import prepare
+
+        prepare(config)

@@ -22,14 +22,10 @@ SECTIONS = ("run", "data", "model", "train", "validation", "evaluation", "checkp
 
 
 def main(config: Config) -> int:
-    from raytune70b.blocks.manifest import MANIFEST
-    from raytune70b.storage import Folder
+    from data_pipelines.sample_corpus import prepare_where_missing
     from raytune70b.training.prepared import prepare_run
 
-    if config.data.inputs == ["sample"] and not Folder(config.data.path).exists(MANIFEST):
-        from data_pipelines.build import prepare
-
-        prepare(config)
+    prepare_where_missing(config)
     prepared = prepare_run(config)
     questions = held_out_questions(config) if config.evaluation.every else None
     from raytune70b.training.trainer import run  # imports Ray and torch: wrong input is told before

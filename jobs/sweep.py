@@ -25,15 +25,11 @@ SECTIONS = ("sweep", "run", "data", "model", "train", "validation", "checkpoint"
 
 
 def main(config: Config) -> int:
-    from raytune70b.blocks.manifest import MANIFEST
+    from data_pipelines.sample_corpus import prepare_where_missing
     from raytune70b.cluster import use_token
-    from raytune70b.storage import Folder
 
     use_token()
-    if config.data.inputs == ["sample"] and not Folder(config.data.path).exists(MANIFEST):
-        from data_pipelines.build import prepare
-
-        prepare(config)
+    prepare_where_missing(config)
     from raytune70b.sweep.run import prepare_sweep, run
 
     return run(prepare_sweep(config), sys.argv[1:])

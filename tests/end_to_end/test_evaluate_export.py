@@ -75,6 +75,7 @@ def test_evaluate(root):
 def test_the_default_beats_its_base_on_every_metric(tmp_path):
     """The embedded run as `make finetune` starts it, its export, and a fresh process' view of both."""
     settings = [f"run.path={tmp_path / 'runs'}", "cluster.address=local", "cluster.dashboard=false"]
+    job("prepare", f"data.path={tmp_path / 'data'}")
     job("finetune", f"data.path={tmp_path / 'data'}", *settings)
     job("evaluate", str(tmp_path / "runs/default"), *settings[1:])
     values = json.loads((tmp_path / "runs/default/evaluation/results.json").read_text())["rows"]

@@ -73,6 +73,8 @@ def test_three_files_and_a_model(head, theirs, tmp_path):
     [
         ("finetune", ["train.lr=1"], ["train.lr", "train.learning_rate"]),
         ("finetune", ["train.epochs=many"], ["train.epochs", "many"]),
+        ("finetune", ["data.path=/nowhere/at/all"], ["/nowhere/at/all", "manifest.json", "jobs/prepare.py"]),
+        ("sweep", ["data.path=/nowhere/at/all"], ["/nowhere/at/all", "manifest.json", "jobs/prepare.py"]),
         ("finetune", ["data.path=/nowhere/at/all", "data.inputs=[x]"], ["/nowhere/at/all", "manifest.json", "jobs/prepare.py"]),
         ("finetune", ["data.path={blocks}", "model.path=/nowhere"], ["model.path", "/nowhere", "config.json"]),
         ("finetune", ["data.path={blocks}", "model.config.max_position_embeddings=8"], ["256", "8"]),
