@@ -23,6 +23,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from raytune70b.contradictions import problems
 from raytune70b.schema import Config
 from raytune70b.secrets import masked, secret_in, way_out
 
@@ -184,7 +185,7 @@ def check(config: Config) -> None:
             raise ConfigError(f"{key}: is {value}; the most is {limits['high']}")
         if limits["above"] is not None and value <= limits["above"]:
             raise ConfigError(f"{key}: is {value}; it must be above {limits['above']}")
-    for key, problem in config.problems():
+    for key, problem in problems(config):
         raise ConfigError(f"{key}: {problem}")
 
 

@@ -2,17 +2,13 @@
 
 The defaults are the embedded default run (tiny, offline, two CPU cores); `conf/finetune.yaml` is written from this file,
 and so is `--help`. The string under a field is its documentation. Limits stand beside the
-field (`limited`), contradictions between fields in the section's `problems`.
+field (`limited`), contradictions between fields in `contradictions.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
-
-Problem = tuple[str, str]
-"""A dotted key and what is wrong with its value."""
 
 RANGE = 16.0
 """A sweep's range of learning rates reaches this factor below and above the run's own rate where it is not given."""
@@ -362,18 +358,6 @@ class Sweep:
         """The lowest and the highest rate tried at first, for a full run with `learning_rate`."""
         return self.low or learning_rate / RANGE, self.high or learning_rate * RANGE
 
-    def problems(self, learning_rate: float) -> Iterator[Problem]:
-        low, high = self.range(learning_rate)
-        if low >= high:
-            set_by = "" if self.low is not None and self.high is not None else f", with train.learning_rate={learning_rate:g} as its middle"
-            yield ("sweep.low" if self.low is not None else "sweep.high"), f"the range of rates goes from {low:g} to {high:g}{set_by}; set both ends, the lower one as sweep.low"
-        if self.share is not None and self.share < self.data_fraction:
-            yield "sweep.share", f"is {self.share:g}, but one trial takes {self.data_fraction:g} of the full run's tokens (sweep.data_fraction); raise it, or lower that"
-        for name in ("batch_factors", "warmup_factors", "rank_factors"):
-            wrong = [factor for factor in getattr(self, name) if factor < 0 or (factor == 0 and name != "warmup_factors")]
-            if wrong:
-                yield f"sweep.{name}", f"holds {wrong[0]}; factors are positive"
-
 
 @dataclass
 class Evaluation:
@@ -451,56 +435,3 @@ class Config:
     export: Export = field(default_factory=Export)
     evaluation: Evaluation = field(default_factory=Evaluation)
     sweep: Sweep = field(default_factory=Sweep)
-
-    def problems(self) -> Iterator[Problem]:
-        """Contradictions between fields; the limits of single fields are checked by `config.check`."""
-        micro, batch = self.train.micro_batch_size, self.train.global_batch_size
-        if isinstance(micro, str):
-            if micro != "auto":
-                yield "train.micro_batch_size", f"is {micro!r}; it takes a whole number or auto"
-        elif micro < 1 or batch % micro:
-            yield "train.micro_batch_size", f"is {micro}, which does not divide train.global_batch_size ({batch})"
-        every = self.checkpoint.every
-        if every != "auto" and (isinstance(every, str) or every < 1):
-            yield "checkpoint.every", f"is {every!r}; it takes a number of steps from 1, or auto"
-        which = self.export.checkpoint
-        if which not in ("newest", "best") and (isinstance(which, str) or which < 1):
-            yield "export.checkpoint", f"is {which!r}; it takes newest, best, or a step from 1"
-        for section in ("run", "sweep"):
-            name = getattr(self, section).name
-            if not name or "/" in name or name in (".", ".."):
-                yield f"{section}.name", f"is {name!r}; it is the name of one folder under run.path ({self.run.path})"
-        workers = self.cluster.workers
-        if len(workers) != 2 or not 1 <= workers[0] <= workers[1]:
-            yield "cluster.workers", f"is {workers}; it takes [least, most] with 1 <= least <= most"
-        elif workers[1] % self.model.replicate or workers[0] % self.model.replicate:
-            yield "model.replicate", f"is {self.model.replicate}, which does not divide cluster.workers {workers}"
-        if self.sweep.workers is not None and self.sweep.workers % self.model.replicate:
-            yield "sweep.workers", f"is {self.sweep.workers}, which is no multiple of model.replicate ({self.model.replicate})"
-        if self.tracking.mlflow == "sqlite" and "://" in self.run.path:
-            yield "tracking.mlflow", f"is sqlite, a database in run.path, but run.path is {self.run.path}; give the URI of an MLflow server, or null for none"
-        if self.tracking.tensorboard and "://" in self.run.path:
-            yield "tracking.tensorboard", f"is true, but run.path is {self.run.path}; event files need a local or shared folder"
-        if self.budget.usd is not None and self.budget.price_per_gpu_hour is None:
-            yield "budget.usd", f"is {self.budget.usd}, but budget.price_per_gpu_hour is empty; set the price"
-        if self.budget.fit_schedule and self.budget.hours is None and self.budget.usd is None:
-            yield "budget.fit_schedule", "is true, but neither budget.hours nor budget.usd is set"
-        if self.model.method == "full" and self.model.precision == "fp32" and self.train.optimizer != "adamw":
-            yield "train.optimizer", f"is {self.train.optimizer}, but model.precision is fp32; use adamw, or bf16_mixed or bf16"
-        if self.sweep.usd is not None and not self.budget.price_per_gpu_hour:
-            yield "sweep.usd", f"is {self.sweep.usd}, but budget.price_per_gpu_hour names no price; set it"
-        if self.model.sharding == "zero3":
-            yield from self.zero3_problems()
-        yield from self.sweep.problems(self.train.learning_rate)
-
-    def zero3_problems(self) -> Iterator[Problem]:
-        """What DeepSpeed ZeRO-3 does not do, or not exactly."""
-        way_out = "or model.sharding=fsdp"
-        if self.model.precision == "bf16":
-            yield "model.precision", f"is bf16, but model.sharding is zero3, which trains fp32 master weights; use bf16_mixed, {way_out}"
-        if self.train.optimizer != "adamw":
-            yield "train.optimizer", f"is {self.train.optimizer}, but model.sharding is zero3, which keeps states in fp32; use adamw, {way_out}"
-        if self.model.replicate != 1:
-            yield "model.replicate", f"is {self.model.replicate}, but model.sharding is zero3, which keeps one copy of the model; use 1, {way_out}"
-        if self.model.compile:
-            yield "model.compile", f"is true, but model.sharding is zero3, whose hooks cannot be compiled; use false, {way_out}"

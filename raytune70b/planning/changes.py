@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raytune70b.config import UserError, get
+from raytune70b.contradictions import problems
 from raytune70b.planning.hardware import GIB
 from raytune70b.planning.plan import Plan, build_plan
 from raytune70b.schema import Config
@@ -115,7 +116,7 @@ def machines_in_time(plan: Plan, most: int = 4096) -> int | None:
 def _try(plan: Plan, settings: dict[str, Any]) -> Change | None:
     config = with_settings(plan.config, settings)
     try:
-        if any(config.problems()):
+        if any(problems(config)):
             return None
         other = build_plan(config, plan.workload.model)
     except UserError:
