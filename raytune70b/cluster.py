@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNIN
 """What workers print reaches the user through the run's own records."""
 
 STARTED_AT_ONCE = 8
+GPUS_S = 600.0
+"""How long a cluster's first GPU is waited for: a node that starts, pulls its image."""
 
 
 def use_token() -> None:
@@ -40,7 +43,7 @@ def start(config: Config) -> None:
     # The token that Ray makes for a new cluster is told of once a process; it is in Ray's documentation, not the user's business.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     address = config.cluster.address
-    if address == "local" or (address == "auto" and "RAY_ADDRESS" not in os.environ):
+    if starts_its_own(config):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what a team trains is nobody else's business unless it says so
         # Ray warns of four times as many processes as it starts at once (a process a core), which on a small machine a sweep has always.
         os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str(max(STARTED_AT_ONCE, os.cpu_count() or 1)))
@@ -53,3 +56,30 @@ def start(config: Config) -> None:
         where = os.environ.get("RAY_ADDRESS") if address == "auto" else address
         raise UserError(f"cluster.address: no Ray cluster answers at {where} ({str(error).splitlines()[0]}); start one, or use cluster.address=local") from error
 
+
+def starts_its_own(config: Config) -> bool:
+    """Whether a job makes a cluster of its own on this machine, where it is not connected to one."""
+    return config.cluster.address == "local" or (config.cluster.address == "auto" and "RAY_ADDRESS" not in os.environ)
+
+
+def uses_gpu(config: Config) -> bool:
+    """Whether workers get a GPU each; needs a connection.
+
+    Where the configuration names GPUs, a cluster without one may still be starting (on Kubernetes its head has none): that is waited for,
+    `GPUS_S` at most. Raises UserError where none comes.
+    """
+    import ray
+
+    settings, named = config.cluster, config.hardware.gpu != "cpu"
+    end, told = time.monotonic() + (0 if starts_its_own(config) else GPUS_S), False
+    while settings.device != "cpu" and not ray.cluster_resources().get("GPU", 0):
+        if settings.device == "auto" and not named:
+            return False
+        if time.monotonic() >= end:
+            why = "cluster.device: is gpu" if settings.device == "gpu" else f"hardware.gpu: is {config.hardware.gpu}"
+            raise UserError(f"{why}, but the Ray cluster has no GPU; start its nodes with GPUs, or use cluster.device=cpu")
+        if not told:
+            print(f"the Ray cluster has no GPU yet; waiting for one, {GPUS_S / 60:.0f} minutes at most", flush=True)
+        told = True
+        time.sleep(2)
+    return settings.device != "cpu"

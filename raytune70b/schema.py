@@ -206,7 +206,7 @@ class Cluster:
     workers: list[int] = several(2, 2)
     """[least, most] workers, one a GPU: the group shrinks and grows between them as nodes leave and join."""
     device: str = limited("auto", choices=("auto", "cpu", "gpu"))
-    """auto takes GPUs where the cluster has them."""
+    """auto takes GPUs where the cluster has them, and insists on them where `hardware.gpu` names one."""
     cpus_per_worker: float = limited(1.0, above=0)
     """CPUs that Ray reserves for a worker."""
     max_failures: int = limited(100, low=0)

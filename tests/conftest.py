@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -5,6 +7,7 @@ from hypothesis import settings
 
 from raytune70b.blocks.manifest import Manifest, block_schema, write_block_file
 from raytune70b.storage import Folder
+from raytune70b.training.checkpoint import Cursor, cursor_bytes, folder_name
 
 settings.register_profile("steady", derandomize=True, deadline=None)  # the verdict depends on the code alone, also on a busy machine
 settings.register_profile("search", deadline=None)  # other examples each time: pytest --hypothesis-profile=search
@@ -41,6 +44,16 @@ def write_blocks(folder: Folder, rows: dict[str, list[int]], seq_len: int = 16, 
     manifest = Manifest(seq_len, vocab, 0, "none", "none", splits)
     folder.write("manifest.json", manifest.to_json().encode())
     return manifest
+
+
+def publish(checkpoints: Folder, cursor: Cursor) -> Folder:
+    """A whole checkpoint of one shard that holds nothing of use."""
+    folder = checkpoints / folder_name(cursor.step)
+    folder.write("shard", b"x" * cursor.step)
+    folder.write("cursor.json", cursor_bytes(cursor))
+    files = {name: (folder.size(name), folder.checksum(name)) for name in ("shard", "cursor.json")}
+    folder.write("manifest.json", json.dumps({"step": cursor.step, "world_size": 1, "files": files}).encode())
+    return folder
 
 
 def random_block(random: np.random.Generator, block_id: int, seq_len: int, vocab: int) -> dict:

@@ -49,7 +49,7 @@ def run_units(config: Config, folder: Path, tokenizer: Path, units: Sequence[Uni
     cluster.start(config)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars, context.print_on_execution_start = False, False
-    gpus = config.evaluation.gpus_per_model if _uses_gpu(config) else 0
+    gpus = config.evaluation.gpus_per_model if cluster.uses_gpu(config) else 0
     cpus, copies = config.cluster.cpus_per_worker, min(len(left), config.cluster.workers[1])
     dataset = ray.data.from_items([{"unit": pickle.dumps(u)} for u in left], override_num_blocks=len(left))
     done = dataset.map_batches(
@@ -63,9 +63,3 @@ def run_units(config: Config, folder: Path, tokenizer: Path, units: Sequence[Uni
         cause = [line for line in str(error).splitlines() if line.strip()][-1]
         raise UserError(f"evaluation of {folder}: {cause}; the same command goes on from the {len(units) - len(pending(units, out))} of {len(units)} finished units") from error
     return len(left)
-
-
-def _uses_gpu(config: Config) -> bool:
-    import ray
-
-    return config.cluster.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0

@@ -13,7 +13,7 @@ from raytune70b.model.fingerprint import base_fingerprint
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.tracking.journal import Record, lineage, read_journal
-from raytune70b.training.checkpoint import CheckpointError, Cursor, folder_name, read_cursor, whole_steps, wrong_checksum
+from raytune70b.training.checkpoint import CheckpointError, Cursor, folder_name, read_cursor, scores, whole_checkpoints, wrong_checksum
 from raytune70b.training.checkpoint import read_manifest as read_checkpoint
 
 
@@ -50,7 +50,7 @@ def open_run(config: Config, which: int | str) -> Trained:
     files = read_checkpoint(checkpoint)["files"]
     wrong = wrong_checksum(checkpoint, sorted(files), files)
     if wrong is not None:
-        raise CheckpointError(f"{wrong}; export another one by export.checkpoint=STEP: {whole_steps(run / 'checkpoints')}")
+        raise CheckpointError(f"{wrong}; export another one by export.checkpoint=STEP: {list(whole_checkpoints(run / 'checkpoints'))}")
     cursor = read_cursor(checkpoint)
     data = Folder(config.data.path)
     manifest = read_manifest(data)
@@ -68,13 +68,14 @@ def on_a_cpu(config: Config) -> Config:
 def choose_checkpoint(run: Folder, which: int | str) -> Folder:
     """The folder of a whole checkpoint. Raises UserError."""
     checkpoints = run / "checkpoints"
-    steps = whole_steps(checkpoints)
+    whole = whole_checkpoints(checkpoints)
+    steps = list(whole)
     if not steps:
         raise UserError(f"{run.uri}: has no checkpoint; train it with jobs/finetune.py run.name={run.name}, or give another run folder")
     if which == "newest":
         return checkpoints / folder_name(steps[-1])
     if which == "best":
-        losses = {s: loss for s in steps if (loss := read_cursor(checkpoints / folder_name(s)).validation_loss) is not None}
+        losses = scores(whole)
         if not losses:
             raise UserError(f"export.checkpoint: is best, but no checkpoint of {run.uri} has a validation loss; use newest, or one of {steps}")
         return checkpoints / folder_name(min(losses, key=lambda s: (losses[s], -s)))

@@ -41,6 +41,7 @@ from raytune70b.sweep.trials import room, run_stage
 from raytune70b.tracking.console import duration
 from raytune70b.tracking.cost import spent
 from raytune70b.tracking.journal import read_journal
+from raytune70b.training.lease import Lease
 from raytune70b.training.prepared import Prepared, prepare_run
 
 EXIT = {FOUND: 0, ALL_FAILED: 1, ALL_DIVERGED: 3}
@@ -62,15 +63,16 @@ def run(prepared: Prepared, arguments: Sequence[str] = ()) -> int:
 
     arguments: the command line, for the next one.
     """
-    sweep = Sweep(prepared, arguments)
-    owner = not ray.is_initialized()
-    cluster.start(prepared.config)
-    try:
-        signal.signal(signal.SIGTERM, lambda *_: sweep.stop("SIGTERM"))
-        return sweep.run()
-    finally:
-        if owner:
-            ray.shutdown()
+    with Lease(sweep_folder(prepared.config).make()):
+        sweep = Sweep(prepared, arguments)
+        owner = not ray.is_initialized()
+        cluster.start(prepared.config)
+        try:
+            signal.signal(signal.SIGTERM, lambda *_: sweep.stop("SIGTERM"))
+            return sweep.run()
+        finally:
+            if owner:
+                ray.shutdown()
 
 
 class Sweep:

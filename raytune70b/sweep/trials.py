@@ -21,6 +21,7 @@ import ray
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
+from raytune70b import cluster
 from raytune70b.config import UserError
 from raytune70b.storage import Folder
 from raytune70b.sweep.points import Point, Result, hopeless
@@ -30,7 +31,7 @@ from raytune70b.tracking.cost import spent
 from raytune70b.tracking.journal import Record, lineage, next_launch, read_journal
 from raytune70b.tracking.watch import Watch
 from raytune70b.training.prepared import Prepared
-from raytune70b.training.trainer import RESUME_ME, Ending, fit, open_post, start_record, uses_gpu
+from raytune70b.training.trainer import RESUME_ME, Ending, fit, open_post, start_record
 
 CLEANUP_S = 120
 """How long a stopped trial may take to give its workers back before Tune ends its actor."""
@@ -193,7 +194,7 @@ class Limit(tune.Stopper):
 def room(prepared: Prepared) -> int:
     """Trials that the running cluster has resources for at a time. Raises UserError where it has not enough for one."""
     config = trial_config(prepared, Point(1.0, prepared.config.train.global_batch_size, 0.0, 1, 0))
-    workers, cpus, gpu = config.cluster.workers[0], config.cluster.cpus_per_worker, uses_gpu(config)
+    workers, cpus, gpu = config.cluster.workers[0], config.cluster.cpus_per_worker, cluster.uses_gpu(config)
     slots = 0
     for node in ray.nodes():
         if node["Alive"]:

@@ -1,7 +1,7 @@
 """What a run has cost so far and will have cost at its end: hours of wall-clock, and workers times hours times price.
 
-Time between launches is free. The time before the first worker group counts with that group's size, the time after a group has
-ended with the size it had, so the sums are those of `goodput.running_seconds` and `goodput.worker_seconds`, taken as the
+Time between launches is free. The time before the first worker group counts with that group's size, and until one is there with the
+fewest workers that the run takes: it waits for them. The time after a group has ended counts with the size it had. So the sums are those of `goodput.running_seconds` and `goodput.worker_seconds`, taken as the
 records come and not over the whole journal each time.
 """
 
@@ -41,6 +41,7 @@ class Meter:
         self._worker_seconds = 0.0
         self._unpriced = 0.0
         """Seconds before the first worker group."""
+        self._least = 1
         self._clock: float | None = None
         self._world_size = 0
         self._running = False
@@ -54,6 +55,7 @@ class Meter:
         kind, time = record["kind"], record["time"]
         if kind == "run_start":
             self._clock, self._running = max(time, self._clock or time), True
+            self._least = least_workers(record)
         if self._running:
             self._advance(time)
         if kind == "group_start":
@@ -76,7 +78,12 @@ class Meter:
         """What was spent up to `now` (unix seconds; default: the last record) if the run is still going."""
         if now is not None and self._running:
             self._advance(now)
-        return Spent(self._seconds, self._worker_seconds + self._unpriced, self._clock or 0.0, self._world_size)
+        return Spent(self._seconds, self._worker_seconds + self._unpriced * self._least, self._clock or 0.0, self._world_size or self._least)
+
+
+def least_workers(run_start: Record) -> int:
+    """The fewest workers that a launch takes, by its `run_start` record."""
+    return run_start.get("config", {}).get("cluster", {}).get("workers", [1])[0]
 
 
 def spent(records: Iterable[Record], now: float | None = None) -> Spent:

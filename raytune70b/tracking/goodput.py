@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from raytune70b.tracking.cost import least_workers
 from raytune70b.tracking.journal import Record, in_order
 
 LABELS = ("setup", "train", "checkpoint stall", "evaluation", "recovery", "lost work", "wait for nodes", "not running")
@@ -37,7 +38,7 @@ class Interval:
     label: str
     launch: int
     world_size: int
-    """Workers that the run held; of the coming group where none was up."""
+    """Workers that the run held; of the coming group where none was up, or the fewest that it takes where none came."""
 
     @property
     def seconds(self) -> float:
@@ -110,6 +111,7 @@ class _Walk:
         self.seen = float("-inf")
         self.launch = 0
         self.world_size = 0
+        self.least = 1
         self.running = False
         self.trained = False
         """A step was taken, in any launch: a start after that is recovery."""
@@ -148,6 +150,7 @@ class _Walk:
             self.close(self.seen)
         self.advance(time, IDLE)
         self.launch, self.running, self.between, self.due = record.get("launch", 1), True, self.starting(), 0.0
+        self.least = least_workers(record)
 
     def _wait(self, record: Record, time: float) -> None:
         self.close(time)
@@ -182,7 +185,7 @@ class _Walk:
 
     def joined(self) -> list[Interval]:
         whole: list[Interval] = []
-        held = next((i.world_size for i in self.intervals if i.world_size), 1)
+        held = next((i.world_size for i in self.intervals if i.world_size), self.least)
         for i in self.intervals:
             held = i.world_size or held
             i = Interval(i.start, i.end, i.label, i.launch, held)

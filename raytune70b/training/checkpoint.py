@@ -8,6 +8,7 @@ This module holds what needs no process group: the cursor, the state of a folder
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -88,28 +89,40 @@ def read_cursor(folder: Folder) -> Cursor:
     return Cursor(**json.loads(folder.read(CURSOR)))
 
 
+def whole_cursor(folder: Folder) -> Cursor:
+    """The cursor of a whole checkpoint: sizes are compared, and the cursor's own checksum. Raises CheckpointError."""
+    files = read_manifest(folder)["files"]
+    if CURSOR not in files:
+        raise CheckpointError(f"{folder.uri}/{MANIFEST}: damaged ({CURSOR} is missing)")
+    if wrong := wrong_checksum(folder, [CURSOR], files):
+        raise CheckpointError(wrong)
+    return read_cursor(folder)
+
+
 def newest(checkpoints: Folder) -> Cursor | None:
-    """The cursor of the newest whole checkpoint (sizes are compared, checksums are not)."""
+    """The cursor of the newest whole checkpoint (the shards' sizes are compared, their checksums are not)."""
     for step in reversed(saved_steps(checkpoints)):
-        folder = checkpoints / folder_name(step)
         try:
-            read_manifest(folder)
-            return read_cursor(folder)
+            return whole_cursor(checkpoints / folder_name(step))
         except CheckpointError:
             continue
     return None
 
 
-def whole_steps(checkpoints: Folder) -> list[int]:
-    """The steps whose checkpoint is whole, sorted by number."""
-    whole = []
+def whole_checkpoints(checkpoints: Folder) -> dict[int, Cursor]:
+    """Step -> cursor of every whole checkpoint, sorted by number."""
+    whole = {}
     for step in saved_steps(checkpoints):
         try:
-            read_manifest(checkpoints / folder_name(step))
-            whole.append(step)
+            whole[step] = whole_cursor(checkpoints / folder_name(step))
         except CheckpointError:
             continue
     return whole
+
+
+def scores(whole: dict[int, Cursor]) -> dict[int, float]:
+    """Step -> validation loss of the checkpoints that have one; one that is no number is none."""
+    return {step: c.validation_loss for step, c in whole.items() if c.validation_loss is not None and math.isfinite(c.validation_loss)}
 
 
 def set_aside(folder: Folder, reason: str) -> None:
@@ -133,16 +146,12 @@ def prune(checkpoints: Folder, keep_last: int, keep_best: int, keep_every: int) 
 
     Call it after a commit only. A manifest is deleted first, so that a half-deleted folder does not exist.
     """
-    whole = whole_steps(checkpoints)
-    if not whole:
+    found = whole_checkpoints(checkpoints)
+    if not found:
         return []
-    losses = {}
-    for step in whole:
-        loss = read_cursor(checkpoints / folder_name(step)).validation_loss
-        if loss is not None:
-            losses[step] = loss
-    unpublished = [s for s in saved_steps(checkpoints) if s not in whole and s < whole[-1]]
-    gone = sorted(superfluous(whole, losses, keep_last, keep_best, keep_every) + unpublished)
+    whole = list(found)
+    unpublished = [s for s in saved_steps(checkpoints) if s not in found and s < whole[-1]]
+    gone = sorted(superfluous(whole, scores(found), keep_last, keep_best, keep_every) + unpublished)
     for step in gone:
         folder = checkpoints / folder_name(step)
         folder.delete(MANIFEST)

@@ -60,7 +60,7 @@ class Commits:
             return None
         outcome = self._saver.take()
         self.pace.saved(outcome.stall_s, outcome.error is None)
-        self.longest_s = max(self.longest_s, outcome.stall_s + outcome.seconds)
+        self.longest_s = max(self.longest_s, outcome.total_s)
         leads = self._link.rank == 0
         if outcome.error is not None:
             if leads:

@@ -18,6 +18,7 @@ from typing import Any
 
 import ray
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision, ResizeDecision
 from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import TrainAutoscalingCoordinatorClient
@@ -55,7 +56,7 @@ class LivingNodes(ElasticScalingPolicy):
         self._gone: list[str] = []
         self._told = self._unanswered = False
         self._announced: ResizeDecision | None = None
-        self._wait_until = self._not_before = 0.0
+        self._asked = self._wait_until = self._not_before = 0.0
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # A group that has lost a machine cannot take its process group down in good order; plain Ray gives it 30 s.
@@ -104,16 +105,20 @@ class LivingNodes(ElasticScalingPolicy):
         decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
         if isinstance(decision, ResizeDecision) and time.monotonic() >= self._not_before and ray.get(self._mailbox.training.remote()):
             ray.get(self._mailbox.order.remote(HAND_OVER))
-            self._announced, self._wait_until = decision, time.monotonic() + self._hand_over_s
+            self._announced, self._asked = decision, time.monotonic()
+            self._wait_until = self._asked + self._hand_over_s
         return NoopDecision()
 
     def _once_saved(self, size: int) -> Any:
         state = ray.get(self._mailbox.hand_over_state.remote())
-        if state == "waiting" and time.monotonic() < self._wait_until:
-            return NoopDecision()
+        if state == "waiting":
+            if time.monotonic() < self._wait_until or not ray.get(self._mailbox.withdraw.remote()):
+                return NoopDecision()
+            state = "declined"  # a larger group can wait: ending the workers now would take back what they are saving
+            self._send("warning", text=f"the workers have not saved within {self._hand_over_s:.0f} s, so they go on as they are; are the checkpoints' disks slow?")
         decision, self._announced = self._announced, None
-        if state == "declined":  # it could not save: a full disk is not asked again at once
-            self._not_before = time.monotonic() + ASK_AGAIN_S
+        if state == "declined":  # a full or slow disk is not asked again at once
+            self._not_before = time.monotonic() + max(ASK_AGAIN_S, 2 * (time.monotonic() - self._asked))
         if state in ("declined", "lost"):
             return NoopDecision()
         self._send("group_end", reason=f"resize from {size} to {decision.num_workers} workers")  # type: ignore[union-attr]
@@ -133,6 +138,7 @@ class GivesUp(FailurePolicy):
     def __init__(self, ray_policy: FailurePolicy, mailbox: Any, launch: int):
         super().__init__(ray_policy.failure_config)
         self._ray_policy, self._mailbox, self._launch = ray_policy, mailbox, launch
+        self._bad_starts = 0
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         refused = getattr(training_failed_error, "controller_failure", None)
@@ -141,6 +147,8 @@ class GivesUp(FailurePolicy):
             time.sleep(STORAGE_PAUSE_S)
             return FailureDecision.RETRY
         failures = getattr(training_failed_error, "worker_failures", {})
+        if isinstance(refused, (WorkerGroupStartupFailedError, ray.exceptions.RayError)):
+            return self._start_failed(refused)
         if not failures:  # there was no room for a group, or Ray Train itself saw a preemption
             ray.get(self._mailbox.gone.remote())
             return self._ray_policy.make_decision(training_failed_error)
@@ -153,6 +161,14 @@ class GivesUp(FailurePolicy):
         verdict = ray.get(self._mailbox.group_failed.remote(reason))
         self._send(verdict or reason)
         return FailureDecision.RAISE if verdict else self._ray_policy.make_decision(training_failed_error)
+
+    def _start_failed(self, error: Exception) -> FailureDecision:
+        """A worker died, or its machine was lost, while the group was made. Plain Ray starts again for ever, or ends the run at the first one."""
+        self._bad_starts += 1
+        reason = f"the worker group could not be started or reached: {_first_line(error.__cause__ or error)}"
+        verdict = ray.get(self._mailbox.group_failed.remote(reason))
+        self._send(verdict or reason)
+        return FailureDecision.RAISE if verdict or self._bad_starts > self.failure_config.max_failures else FailureDecision.RETRY
 
     def _send(self, reason: str) -> None:
         self._mailbox.put.remote({"kind": "group_end", "time": time.time(), "launch": self._launch, "reason": reason})

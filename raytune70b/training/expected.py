@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
 from raytune70b.blocks.manifest import Manifest
 from raytune70b.config import UserError
@@ -15,6 +14,7 @@ from raytune70b.planning.cost import ValidationPlan, plan_validation
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.training.budget import affordable_steps
+from raytune70b.training.checkpoint import newest
 
 SETUP_S = 120.0
 """Seconds that a fitted schedule leaves for the start, and again for the end."""
@@ -50,11 +50,12 @@ def expected_validation(config: Config, manifest: Manifest, load: workload.Workl
 
 
 def fitted(config: Config, run: Folder, manifest: Manifest, total_steps: int) -> Config:
-    """With `budget.fit_schedule`, a configuration whose `train.steps` the budget pays for; a run that exists keeps the steps it started with."""
+    """With `budget.fit_schedule`, a configuration whose `train.steps` the budget pays for; a run that has a checkpoint keeps the steps it started with."""
     if not config.budget.fit_schedule:
         return config
-    if run.size("config.yaml") is not None:
-        steps = OmegaConf.create(run.read("config.yaml").decode()).train.steps
+    begun = newest(run / "checkpoints")
+    if begun is not None:
+        steps = begun.fingerprint["train.steps"]
     else:
         plan = expectation(config, manifest, total_steps)
         if not plan:

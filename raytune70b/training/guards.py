@@ -48,7 +48,8 @@ class Guard:
         return self.bad_in_a_row >= self.max_bad_steps
 
 
-PASSING = ("OSError", "ConnectionError", "TimeoutError", "RuntimeError", "DistBackendError", "RayError", "RayTaskError", "ActorDiedError", "WorkerGroupError")
+PASSING = ("OSError", "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "TimeoutError", "RuntimeError", "AcceleratorError",
+           "DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "RayError", "RayTaskError", "ActorDiedError", "WorkerGroupError")  # fmt: skip
 """Kinds of errors that the machines may be to blame for, not the program: broken connections, storage, CUDA."""
 
 
@@ -88,5 +89,6 @@ def gives_up(failures: list[Failure]) -> str:
     machine = last.error.split(":")[0] in PASSING
     limit = 5 if not last.place else 3 if machine else 2
     if (same_place if last.place and not machine else same_step) >= limit:
-        return f"the workers failed {limit} times in a row after step {last.step}: {last.error}"
+        where = f"after step {last.step}" if last.step >= 0 else "before their first step"
+        return f"the workers failed {limit} times in a row {where}: {last.error}"
     return ""

@@ -70,9 +70,18 @@ class Mailbox:
             self._command = ""
         return self._attempt
 
-    def handed_over(self) -> None:
-        """The workers have published a checkpoint of the step at which they wait."""
-        self._handed_over = True
+    def handed_over(self) -> bool:
+        """The workers have published a checkpoint of the step at which they wait; returns whether that is still wanted."""
+        self._handed_over = self._command == HAND_OVER
+        return self._handed_over
+
+    def withdraw(self) -> bool:
+        """Takes the order to hand over back, unless it has been obeyed meanwhile; returns whether it was taken back."""
+        if self._handed_over:
+            return False
+        if self._command == HAND_OVER:
+            self._command = ""
+        return True
 
     def gone(self) -> None:
         """The worker group is no more: what its last processes still say is not heard, so that nobody waits for them to obey."""

@@ -17,7 +17,7 @@ class Pace:
     def __init__(self, every: int | str, mtbf_hours: float, resumed_step: int):
         self._every, self._mtbf_s = every, mtbf_hours * 3600
         self._step_s: float | None = None
-        self._stall_s: float | None = None
+        self._stalls: list[float] = []
         self.saved_step: int | None = resumed_step or None
         """The step of the newest save that was begun and did not fail."""
         self._next = self._after(resumed_step)
@@ -32,9 +32,11 @@ class Pace:
 
     def saved(self, stall_s: float, published: bool) -> None:
         """The save ended; one that failed is due again at once."""
-        self._stall_s = stall_s
+        self._stalls.append(stall_s)
         if not published:
             self.saved_step, self._next = None, 0
+        elif self._every == "auto" and self.saved_step is not None:
+            self._next = self._after(self.saved_step)
 
     def due(self, step: int) -> bool:
         """Whether the state after `step` steps is to be saved."""
@@ -44,11 +46,11 @@ class Pace:
         """Steps between saves."""
         if isinstance(self._every, int):
             return self._every
-        if self._stall_s is None or self._step_s is None:
+        if len(self._stalls) < 2 or self._step_s is None:  # the first copy of a group also pins its memory, which the later ones find there
             return FIRST_AUTO
         from raytune70b.planning.cost import young_daly_interval
 
-        return max(1, round(young_daly_interval(self._stall_s, self._mtbf_s) / max(self._step_s, 1e-6)))
+        return max(1, round(young_daly_interval(self._stalls[-1], self._mtbf_s) / max(self._step_s, 1e-6)))
 
     def _after(self, step: int) -> int:
         """The next due step: a multiple of a fixed interval, so that a resumed run saves where an undisturbed one does."""

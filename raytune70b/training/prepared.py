@@ -16,6 +16,7 @@ from raytune70b.config import UserError, get, known_keys, to_yaml
 from raytune70b.model.fingerprint import base_fingerprint
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
+from raytune70b.tracking.journal import Record, lineage
 from raytune70b.training.checkpoint import Cursor, newest
 
 CONTINUITY = ("run.seed", "data.shuffle_window", "model.path", "model.config", "model.method", "model.lora", "model.precision", "model.gradients",
@@ -38,10 +39,15 @@ class Prepared:
     fingerprint: dict[str, Any]
     resumed: Cursor | None
 
-    @property
-    def ended(self) -> bool:
-        """Whether the newest checkpoint is that of the last step, with its validation: there is nothing left to do."""
-        return self.resumed is not None and self.resumed.step >= self.feed.total_steps and self.resumed.validation_loss is not None
+    def ended(self, records: list[Record]) -> bool:
+        """Whether there is nothing left to do: the newest checkpoint is that of the last step, and its validation was made.
+
+        records: the run's journal. Where a stop fell between that checkpoint and its validation, the loss is there alone.
+        """
+        if self.resumed is None or self.resumed.step < self.feed.total_steps:
+            return False
+        measured = self.resumed.validation_loss is not None or any(r["step"] == self.resumed.step for r in lineage(records, "validation"))
+        return measured or not self.manifest.trained_tokens("validation")
 
 
 def prepare_run(config: Config) -> Prepared:

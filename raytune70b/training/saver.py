@@ -52,9 +52,13 @@ class Outcome:
     path: str
     error: str | None
     stall_s: float
+    """Seconds that training waited: for the copy, and for the writing too where saves are synchronous."""
     seconds: float
+    """Seconds of the writing."""
     bytes: int
     cursor: Cursor | None
+    total_s: float
+    """Seconds from the beginning of the copy to the end."""
 
 
 class Saver:
@@ -75,8 +79,8 @@ class Saver:
         self.wait()
         begin = time.monotonic()
         staged = self._host.of(state)
-        stall = time.monotonic() - begin
-        self._thread = threading.Thread(target=self._write, args=(staged, cursor, entries, stall), name="checkpoint", daemon=True)
+        copied = time.monotonic() - begin
+        self._thread = threading.Thread(target=self._write, args=(staged, cursor, entries, copied), name="checkpoint", daemon=True)
         self._thread.start()
         if not self._settings.asynchronous:
             self._thread.join()
@@ -102,7 +106,7 @@ class Saver:
         outcome, self._outcome = self._outcome, None
         return outcome
 
-    def _write(self, staged: State, cursor: Cursor, entries: list[Entry], stall: float) -> None:
+    def _write(self, staged: State, cursor: Cursor, entries: list[Entry], copied: float) -> None:
         begin, folder = time.monotonic(), self._checkpoints / folder_name(cursor.step)
         error, size = None, 0
         try:
@@ -112,7 +116,9 @@ class Saver:
         except BaseException as failure:  # CheckpointException is no Exception; whatever it is, training goes on and says so
             error = _root_cause(failure)
             self._clear(folder)
-        self._outcome = Outcome(cursor.step, folder.uri, error, stall, time.monotonic() - begin, size, None if error else cursor)
+        seconds = time.monotonic() - begin
+        stall = copied if self._settings.asynchronous else copied + seconds
+        self._outcome = Outcome(cursor.step, folder.uri, error, stall, seconds, size, None if error else cursor, copied + seconds)
 
     def _clear(self, folder: Folder) -> None:
         """Makes room for the next save: on a full disk a half-written checkpoint would keep it from fitting.

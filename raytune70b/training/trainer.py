@@ -34,6 +34,7 @@ from raytune70b.training.budget import Stopper, check_left
 from raytune70b.training.controller import ElasticTrainer
 from raytune70b.training.expected import expectation
 from raytune70b.training.job import ExactSplit, Job, train_on_worker
+from raytune70b.training.lease import Lease
 from raytune70b.training.mailbox import STOP, Mailbox
 from raytune70b.training.network import BoundTorchConfig
 from raytune70b.training.prepared import Prepared, write_resolved
@@ -60,17 +61,9 @@ def set_up_ray_train(config: Config) -> None:
     })  # fmt: skip
 
 
-def uses_gpu(config: Config) -> bool:
-    """Whether workers get a GPU each."""
-    has = ray.cluster_resources().get("GPU", 0) > 0
-    if config.cluster.device == "gpu" and not has:
-        raise UserError("cluster.device: is gpu, but the Ray cluster has no GPU; use cluster.device=cpu, or start the cluster's nodes with GPUs")
-    return has and config.cluster.device != "cpu"
-
-
 def beside_the_workers(config: Config, job: Job, evaluate: Evaluate) -> ValidationConfig:
     """Ray Train's hook for evaluations while training goes on. Raises UserError where training leaves them no GPU."""
-    gpus = config.evaluation.gpus_per_model if uses_gpu(config) else 0
+    gpus = config.evaluation.gpus_per_model if cluster.uses_gpu(config) else 0
     there, taken = int(ray.cluster_resources().get("GPU", 0)), config.cluster.workers[1]
     if gpus and there < taken + gpus:
         raise UserError(
@@ -83,14 +76,14 @@ def beside_the_workers(config: Config, job: Job, evaluate: Evaluate) -> Validati
 
 def build_trainer(prepared: Prepared, job: Job, launch: int, evaluate: Evaluate | None) -> ElasticTrainer:
     config = prepared.config
-    gpu = uses_gpu(config)
+    gpu = cluster.uses_gpu(config)
     least, most = config.cluster.workers
     run_folder = Folder(config.run.path)
     (prepared.run).delete("checkpoint_manager_snapshot.json")  # Ray's own memory of checkpoints: ours is checked, and survives pruning
     return ElasticTrainer(
         train_on_worker,
         train_loop_config={"job": job},
-        run=prepared.run.uri, mailbox=job.mailbox, launch=launch, hand_over_s=config.run.hang_timeout_s, replicate=config.model.replicate,
+        run=prepared.run.uri, mailbox=job.mailbox, launch=launch, hand_over_s=3 * config.run.hang_timeout_s, replicate=config.model.replicate,
         torch_config=BoundTorchConfig(backend="cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(max(60, 3 * config.run.hang_timeout_s))),
         scaling_config=ScalingConfig(  # type: ignore[call-arg]
             num_workers=(least, most), use_gpu=gpu,  # type: ignore[arg-type]
@@ -114,7 +107,7 @@ class Post:
         self.mailbox, self._watch, self._watchdog = mailbox, watch, Watchdog(hang_timeout_s)
         self.result: dict[str, Any] | None = None
         self.failure: dict[str, Any] | None = None
-        """The first failure of the newest worker group that had one: those that follow are broken connections."""
+        """The first failure of the newest worker group, or of the one before if it has not come to train: those that follow are broken connections."""
         self.stop_reason: str | None = None
         self._told_s: float | None = None
         self._over = False
@@ -165,6 +158,8 @@ class Post:
         if record["kind"] == "result":
             self.result = record
             return
+        if record["kind"] == "group_ready":
+            self.failure = None  # the run has got over it: what ends it later is something else
         if record["kind"] == "failure" and (self.failure is None or record["attempt"] != self.failure["attempt"]):
             self.failure = record
         self._watch.record(record)
@@ -208,7 +203,7 @@ def ending(post: Post, reason: str) -> Ending:
     """The run's end from what the workers said last. reason: what Ray Train said."""
     if post.result is not None and post.result["status"] == "finished":
         return Ending("finished", "", FINISHED)
-    if post.stop_reason is not None and not reason:
+    if post.stop_reason is not None and (not reason or (post.result is not None and post.result["status"] == "stopped")):
         return Ending("stopped", post.stop_reason, OUT_OF_BUDGET if post.stop_reason.startswith("budget.") else RESUME_ME)
     if post.failure is None:
         return Ending("failed", reason, FAILED)
@@ -219,6 +214,7 @@ def train_here(prepared: Prepared, watch: Watch, launch: int, evaluate: Evaluate
     """Joins or starts Ray, listens to SIGTERM and the budget, and trains."""
     config = prepared.config
     cluster.start(config)
+    cluster.uses_gpu(config)  # it may wait, and here a signal still ends the job at once
     post = open_post(watch, config.run.hang_timeout_s)
     watch.add_sink(Stopper(config.budget, watch.records, post.request_stop))
     signal.signal(signal.SIGTERM, lambda *_: post.request_stop("SIGTERM"))
@@ -233,10 +229,15 @@ def run(prepared: Prepared, evaluate: Evaluate | None = None) -> int:
 
     evaluate: for checkpoints that are due by `evaluation.every`.
     """
+    with Lease(prepared.run):
+        return _run(prepared, evaluate)
+
+
+def _run(prepared: Prepared, evaluate: Evaluate | None) -> int:
     config = prepared.config
     write_resolved(prepared)
     history = read_journal(prepared.run)
-    launch, ended = next_launch(history), prepared.ended
+    launch, ended = next_launch(history), prepared.ended(history)
     if not ended:
         check_left(config.budget, history)
     watch = Watch(config, prepared.run, launch, prepared.feed.total_steps)

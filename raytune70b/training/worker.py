@@ -99,7 +99,7 @@ class Worker:
             if word.leave and (left := self.hand_over() if word.leave == RESIZED else word.leave):
                 return left
             if word.save:
-                self.at("save")
+                self.at("save" if self.config.checkpoint.asynchronous else "wait")  # a copy is quick, the writing takes what it takes
                 self.commits.save(self.cursor)
             self.step(step, ids, micro_batches, word.trained_tokens, waits)
             if self.guard.exhausted:
@@ -152,9 +152,7 @@ class Worker:
 
     def introduce(self) -> int:
         """Rank 0 registers the worker group and says who is in it; returns the number of machines."""
-        box = [self.link.begin() if self.rank == 0 else None]
-        dist.broadcast_object_list(box, src=0, group=self.control)
-        self.link.attempt = box[0] or 0
+        self.link.attempt = self.from_rank_0(self.link.begin() if self.rank == 0 else None)
         workers: list[Any] = [None] * self.world
         dist.all_gather_object(workers, {"rank": self.rank, "host": self.link.host, "pid": self.link.pid, "node": self.link.node}, group=self.control)
         if self.rank == 0:
@@ -174,6 +172,11 @@ class Worker:
         """The steps from the cursor on, with this rank's micro-batches."""
         if self.shard is not None:
             yield from BlockStream(self.shard.result(), self.job.feed, self.cursor.step, self.rank, self.world)
+
+    def from_rank_0(self, value: Any) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
 
     def at(self, mark: str) -> None:
         self.heart.at(mark, self.cursor.step)
@@ -262,7 +265,7 @@ class Worker:
         return GO_ON
 
     def hand_over(self) -> int:
-        """Before a resize: publishes the state as it is and waits to be ended. Returns when it cannot be published, to go on, or is told to stop."""
+        """Before a resize: publishes the state as it is and waits to be ended. Returns to go on where it cannot be published or is not wanted any more, or to stop."""
         self.at("wait")
         try:
             self.commits.flush(self.cursor)
@@ -272,8 +275,9 @@ class Worker:
                 ray.get(self.link.mailbox.order.remote(""))
                 self.heart.command = ""
             return GO_ON
-        if self.rank == 0:
-            ray.get(self.link.mailbox.handed_over.remote())
+        if not self.from_rank_0(self.rank == 0 and ray.get(self.link.mailbox.handed_over.remote())):
+            self.heart.command = ""  # the next beat brings what is in force now
+            return GO_ON
         end = time.monotonic() + self.config.run.hang_timeout_s
         while time.monotonic() < end:  # the controller ends this process
             if self.heart.command == STOP:

@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from raytune70b.training.checkpoint import folder_name, newest, whole_steps
+from raytune70b.training.checkpoint import folder_name, newest, whole_checkpoints
 from tests.faults.conftest import ZERO3, check_undisturbed
 
 
@@ -27,7 +27,7 @@ def test_a_run_goes_on_after_its_driver_was_killed_and_stopped(fleet, start, dat
     run.process.kill()
     run.process.wait()
 
-    whole = whole_steps(checkpoints)
+    whole = list(whole_checkpoints(checkpoints))
     rotten = next((checkpoints / folder_name(whole[-1])).local.glob("*.distcp"))
     content = bytearray(rotten.read_bytes())
     content[len(content) // 2] ^= 1

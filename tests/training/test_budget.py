@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from raytune70b.config import ConfigError, UserError, compose
 from raytune70b.schema import Budget
 from raytune70b.tracking.cost import Spent, outlook, spent
+from raytune70b.tracking.goodput import timeline, worker_seconds
 from raytune70b.training.budget import Clock, Stopper, affordable_steps, check_left, seconds_allowed
 from tests.tracking.run_of_records import T0, Story
 
@@ -77,6 +78,18 @@ def test_money_follows_the_workers_held_over_launches_faults_and_resizes():
     left = (1000 - used.worker_seconds) / 2
     assert clock.stop(used.at + left - 1.1, 1.0) is None
     assert clock.stop(used.at + left - 0.9, 1.0) == "budget.usd: $1.00 of $1.00 are spent and closing costs $0.00 more"
+
+
+def test_waiting_for_the_first_workers_costs_what_they_do():
+    """Sixteen were rented; that they are not all there yet is no reason to count one."""
+    story = Story().start(config={"cluster": {"workers": [16, 32]}}).wait(3600)
+    story.add("wait", reason="there is no room for 16 workers")
+    used = spent(story.records)
+    assert used.worker_seconds == 16 * 3600 == worker_seconds(timeline(story.records))
+    assert Clock.from_journal(Budget(usd=31, price_per_gpu_hour=2), story.records, used.at, used.world_size).stop(used.at, 1.0)
+    assert Clock.from_journal(Budget(usd=33, price_per_gpu_hour=2), story.records, used.at, used.world_size).stop(used.at, 1.0) is None
+    story.group(32, 0, 0, 0)
+    assert spent(story.records).worker_seconds == 32 * 3600
 
 
 def test_the_outlook_projects_time_and_money():

@@ -1,4 +1,4 @@
-import json
+import math
 
 import pytest
 from hypothesis import given
@@ -15,10 +15,12 @@ from raytune70b.training.checkpoint import (
     read_cursor,
     read_manifest,
     saved_steps,
+    scores,
     set_aside,
     superfluous,
-    whole_steps,
+    whole_checkpoints,
 )
+from tests.conftest import publish as publish_cursor
 
 STEPS = st.lists(st.integers(1, 200), min_size=1, max_size=12, unique=True)
 
@@ -37,12 +39,7 @@ def test_retention(whole, losses, last, best, every):
 
 
 def publish(checkpoints: Folder, step: int, loss: float | None = None) -> Folder:
-    folder = checkpoints / folder_name(step)
-    folder.write("shard", b"x" * step)
-    folder.write("cursor.json", cursor_bytes(Cursor(step=step, validation_loss=loss)))
-    files = {name: (folder.size(name), folder.checksum(name)) for name in ("shard", "cursor.json")}
-    folder.write("manifest.json", json.dumps({"step": step, "world_size": 1, "files": files}).encode())
-    return folder
+    return publish_cursor(checkpoints, Cursor(step=step, validation_loss=loss))
 
 
 def test_steps_sort_by_number(tmp_path):
@@ -59,9 +56,29 @@ def test_a_folder_without_a_valid_manifest_does_not_exist(tmp_path):
     publish(checkpoints, 2).delete("manifest.json")
     set_aside(publish(checkpoints, 3), "a bit is wrong")
     publish(checkpoints, 4).write("shard", b"short")
-    assert whole_steps(checkpoints) == [1] and newest(checkpoints).step == 1
+    assert list(whole_checkpoints(checkpoints)) == [1] and newest(checkpoints).step == 1
     with pytest.raises(CheckpointError, match="set aside: a bit is wrong"):
         read_manifest(checkpoints / folder_name(3))
+
+
+@pytest.mark.parametrize(("old", "new"), [(b'"step": 2', b'"step": 9'), (b'"step"', b'"stop"'), (b"{", b"}")])
+def test_a_cursor_with_wrong_bytes_is_not_believed(tmp_path, old, new):
+    """Sizes are equal; what the driver decides by must not wait for the workers' checksums."""
+    checkpoints = Folder(tmp_path)
+    publish(checkpoints, 1)
+    folder = publish(checkpoints, 2)
+    folder.write("cursor.json", folder.read("cursor.json").replace(old, new, 1))
+    assert newest(checkpoints).step == 1 and list(whole_checkpoints(checkpoints)) == [1]
+    publish(checkpoints, 3)
+    assert prune(checkpoints, 1, 0, 0) == [1, 2]
+
+
+def test_the_best_checkpoint_has_a_loss_that_is_a_number(tmp_path):
+    checkpoints = Folder(tmp_path)
+    for step, loss in ((1, 1.0), (2, math.nan), (3, None), (4, 2.0)):
+        publish(checkpoints, step, loss)
+    assert scores(whole_checkpoints(checkpoints)) == {1: 1.0, 4: 2.0}
+    assert prune(checkpoints, 1, 1, 0) == [2, 3]
 
 
 def test_pruning_never_touches_what_is_newer_than_the_last_good_one(tmp_path):

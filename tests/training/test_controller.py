@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import pytest
 import ray
 from ray.train import FailureConfig, ScalingConfig
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision
 from ray.train.v2.api.exceptions import ControllerError
 
 from raytune70b.training import controller
 from raytune70b.training.controller import GivesUp, LivingNodes
-from raytune70b.training.mailbox import Mailbox
+from raytune70b.training.mailbox import HAND_OVER, STOP, Mailbox
 
 
 class Method:
@@ -57,12 +63,74 @@ def test_only_storage_that_refuses_the_controllers_notes_is_tried_again(monkeypa
     """Ray's GetTimeoutError is an OSError too, by way of TimeoutError."""
     monkeypatch.setattr(controller, "STORAGE_PAUSE_S", 0.0)
     monkeypatch.setattr(controller.ray, "get", lambda answer: answer)
-    box = Box()
-    gives_up = GivesUp(DefaultFailurePolicy(FailureConfig(max_failures=0)), box, 1)
+    gives_up, box = failing(0)
     assert gives_up.make_decision(ControllerError(OSError("read-only file system"))) == FailureDecision.RETRY
-    assert "read-only file system" in box.sent[0]["reason"]
+    assert "storage" in box.sent[0]["reason"] and "read-only file system" in box.sent[0]["reason"]
     gives_up.make_decision(ControllerError(ray.exceptions.GetTimeoutError("slow")))
-    assert len(box.sent) == 1, "Ray's own policy decides, and nothing is said of storage"
+    assert "storage" not in box.sent[1]["reason"] and "slow" in box.sent[1]["reason"]
+
+
+def failing(max_failures: int) -> tuple[GivesUp, Box]:
+    box, real = Box(), Mailbox.__ray_metadata__.modified_class()
+    box.group_failed = Method([], None)
+    box.group_failed.remote = real.group_failed
+    return GivesUp(DefaultFailurePolicy(FailureConfig(max_failures=max_failures)), box, 1), box
+
+
+@pytest.mark.parametrize("error", [WorkerGroupStartupFailedError("one of the worker actors failed"), ray.exceptions.RayTaskError("bind", "Traceback\nOSError: gone", OSError("gone"))])
+def test_a_group_that_cannot_be_started_is_tried_again_a_few_times_and_told_of(monkeypatch, error):
+    """Plain Ray tries the first kind for ever without a word, and ends the run at the first of the second."""
+    monkeypatch.setattr(controller.ray, "get", lambda answer: answer)
+    gives_up, box = failing(100)
+    decisions = [gives_up.make_decision(ControllerError(error)) for _ in range(5)]
+    assert decisions == [FailureDecision.RETRY] * 4 + [FailureDecision.RAISE]
+    assert [r["kind"] for r in box.sent] == ["group_end"] * 5 and "could not be started" in box.sent[0]["reason"]
+    assert "5 times in a row before their first step" in box.sent[-1]["reason"]
+    few, _ = failing(1)
+    assert [few.make_decision(ControllerError(error)) for _ in range(2)] == [FailureDecision.RETRY, FailureDecision.RAISE]
+
+
+def test_a_timeout_of_the_start_is_no_failure(monkeypatch):
+    monkeypatch.setattr(controller.ray, "get", lambda answer: answer)
+    gives_up, _ = failing(0)
+    assert [gives_up.make_decision(ControllerError(WorkerGroupStartupTimeoutError(4))) for _ in range(9)] == [FailureDecision.RETRY] * 9
+
+
+def resizing(monkeypatch, hand_over_s: float) -> tuple[LivingNodes, Any, Box]:
+    """A policy that has asked its workers to hand over, and their mailbox."""
+    real, box = Mailbox.__ray_metadata__.modified_class(), Box()
+    for name in ("hand_over_state", "withdraw", "order"):
+        setattr(box, name, Method([]))
+        getattr(box, name).remote = getattr(real, name)
+    monkeypatch.setattr(controller.ray, "get", lambda answer: answer)
+    asked = policy(box=box)
+    real.begin()
+    real.beat(0, {"attempt": 1, "mark": "wait", "step": 3})
+    real.order(HAND_OVER)
+    now = time.monotonic()
+    asked._announced, asked._asked, asked._wait_until = ResizeDecision(4, {}), now, now + hand_over_s
+    return asked, real, box
+
+
+def test_a_resize_waits_until_the_workers_have_saved(monkeypatch):
+    asked, mailbox, _ = resizing(monkeypatch, 60.0)
+    assert isinstance(asked._once_saved(2), NoopDecision)
+    assert mailbox.handed_over()
+    assert asked._once_saved(2) == ResizeDecision(4, {})
+
+
+def test_workers_that_take_too_long_to_save_are_not_ended_for_a_resize(monkeypatch):
+    """They would lose the steps that they are saving, at every resize again."""
+    asked, mailbox, box = resizing(monkeypatch, 0.0)
+    assert isinstance(asked._once_saved(2), NoopDecision) and asked._announced is None and asked._not_before > time.monotonic()
+    assert [r["kind"] for r in box.sent] == ["warning"]
+    assert mailbox.command() == "" and not mailbox.handed_over(), "they are told to go on"
+
+
+def test_a_stop_outlives_a_resize_that_is_taken_back():
+    box = Mailbox.__ray_metadata__.modified_class()
+    box.order(STOP)
+    assert box.withdraw() and box.command() == STOP and not box.handed_over()
 
 
 def test_what_the_last_processes_of_a_lost_group_say_is_not_heard():

@@ -2,8 +2,9 @@ import pytest
 
 from raytune70b.config import compose, to_yaml
 from raytune70b.storage import Folder
+from raytune70b.training.checkpoint import Cursor
 from raytune70b.training.expected import SETUP_S, expectation, fitted
-from tests.conftest import write_blocks
+from tests.conftest import publish, write_blocks
 
 BUDGET = ["budget.usd=1", "budget.price_per_gpu_hour=2", "budget.fit_schedule=true"]
 
@@ -24,6 +25,8 @@ def test_a_fitted_schedule_costs_what_the_budget_allows_and_a_resumed_run_keeps_
     started = fitted(config, run, manifest, 10**6)
     run.write("config.yaml", to_yaml(started).encode())
     config.budget.usd = 2
+    assert fitted(config, run, manifest, 10**6).train.steps > 1.9 * steps, "nothing is trained yet: a mended budget counts"
+    publish(run / "checkpoints", Cursor(step=1, fingerprint={"train.steps": steps}))
     assert fitted(config, run, manifest, 10**6).train.steps == steps
 
 

@@ -1,6 +1,8 @@
 import pytest
+import torch
+import torch.distributed
 
-from raytune70b.training.guards import Failure, gives_up
+from raytune70b.training.guards import PASSING, Failure, gives_up
 
 BUG = Failure(7, "ValueError: wrong", "step.py:10")
 BROKEN = Failure(7, "RuntimeError: Connection closed by peer", "step.py:20")
@@ -31,3 +33,9 @@ def test_broken_connections_of_all_kinds_at_one_step_count_together():
 
 def test_what_the_program_calls_final_is_final():
     assert gives_up([Failure(0, "UserError: 5 bad steps in a row", "worker.py:1", final=True)]) == "UserError: 5 bad steps in a row"
+
+
+@pytest.mark.parametrize("error", [torch.AcceleratorError, torch.distributed.DistNetworkError, torch.distributed.DistBackendError, ConnectionResetError])
+def test_what_machines_raise_is_known_by_its_own_name(error):
+    """Two in a row may be one dying GPU; a bug would end the run."""
+    assert error.__name__ in PASSING

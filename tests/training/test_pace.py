@@ -35,6 +35,17 @@ def test_auto_follows_young_and_daly(stall_s, mtbf_hours, step_s):
     assert (done[2] - done[1]) * step_s == pytest.approx(young, rel=0.1)
 
 
+def test_the_first_stall_of_a_group_which_pins_its_memory_sets_no_interval():
+    pace, done = Pace("auto", 200.0, 0), []
+    for step in range(3000):
+        if pace.due(step):
+            pace.saving(step)
+            pace.saved(50.0 if not done else 0.5, True)
+            done.append(step)
+        pace.stepped(1.0)
+    assert done[1] == 2 * FIRST_AUTO and done[2] - done[1] == pytest.approx(math.sqrt(2 * 0.5 * 200 * 3600), rel=0.1)
+
+
 def test_passes_marks_the_first_step_at_or_after_each_multiple():
     for every in (1, 3, 10):
         reached = [5, 10, 12, 19, 20, 31]

@@ -1,0 +1,59 @@
+"""What ends a run: nothing left to do, or what its workers said last."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from raytune70b.config import compose
+from raytune70b.storage import Folder
+from raytune70b.training.checkpoint import Cursor
+from raytune70b.training.prepared import prepare_run
+from raytune70b.training.trainer import Post, ending
+from tests.conftest import write_blocks
+
+
+@pytest.mark.parametrize(("loss", "validation", "journal", "ended"), [
+    (2.0, [7], [], True),
+    (None, [7], [], False),
+    (None, [7], [(1, "validation", 10)], True),  # a stop fell between the last save and its validation, which the next launch made
+    (None, [7], [(1, "validation", 5)], False),
+    (None, [7], [(1, "validation", 10), (2, "group_ready", 5)], False),  # taken back
+    (None, [], [], True),  # nothing to validate on
+])  # fmt: skip
+def test_a_run_has_ended_with_its_last_step_and_validation(tmp_path, loss, validation, journal, ended):
+    write_blocks(Folder(tmp_path / "data"), {"train": [40], "validation": validation}, seq_len=16)
+    config = compose([f"data.path={tmp_path / 'data'}", f"run.path={tmp_path}", "train.global_batch_size=4", "train.micro_batch_size=2"])
+    prepared = prepare_run(config)
+    assert prepared.feed.total_steps == 10 and not prepared.ended([])
+    records = [{"kind": kind, "launch": launch, "time": float(n), "step": step, "resumed_step": step, "loss": 2.0} for n, (launch, kind, step) in enumerate(journal)]
+    for step in (9, 10):
+        resumed = dataclasses.replace(prepared, resumed=Cursor(step=step, validation_loss=loss))
+        assert resumed.ended(records) == (ended and step == 10)
+
+
+def after(*records, stop_reason=None):
+    """A post that has carried these records."""
+    post = Post.__new__(Post)
+    post.result, post.failure, post.stop_reason, post._watch = None, None, stop_reason, SimpleNamespace(record=lambda record: None)
+    for record in records:
+        post._take(record)
+    return post
+
+
+FAILURE = {"kind": "failure", "attempt": 1, "error": "DistBackendError: NCCL", "final": False}
+READY, STOPPED, FINISHED = {"kind": "group_ready"}, {"kind": "result", "status": "stopped"}, {"kind": "result", "status": "finished"}
+
+
+@pytest.mark.parametrize(("post", "said", "status", "reason", "code"), [
+    (after(FAILURE, READY, FINISHED), "", "finished", "", 0),
+    (after(FAILURE), "Training failed", "failed", "DistBackendError: NCCL", 1),
+    (after({**FAILURE, "final": True}), "Training failed", "failed", "DistBackendError: NCCL", 2),
+    (after(FAILURE, READY), "the workers failed 5 times", "failed", "the workers failed 5 times", 1),  # it had got over the first
+    (after(STOPPED, stop_reason="budget.usd: spent"), "the storage refused", "stopped", "budget.usd: spent", 3),  # it is saved, whatever came after
+    (after(STOPPED, stop_reason="SIGTERM"), "", "stopped", "SIGTERM", 75),
+    (after(stop_reason="SIGTERM"), "Training failed", "failed", "Training failed", 1),
+])  # fmt: skip
+def test_the_exit_code_is_that_of_what_ended_the_run(post, said, status, reason, code):
+    end = ending(post, said)
+    assert (end.status, end.reason, end.exit_code) == (status, reason, code)
