@@ -196,5 +196,5 @@ def _raised(error: Exception) -> Exception:
     return getattr(error, "_base_exc", error)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[-1][:300]

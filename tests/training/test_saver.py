@@ -211,6 +211,24 @@ def save_thirty_times(rank: int, world: int, path: Path) -> list[int]:
     return resident
 
 
+def slow_saves(rank: int, world: int, path: Path) -> tuple[tuple[float, float, float], ...]:
+    found = []
+    for asynchronous in (True, False):
+        writer = saver(path / str(asynchronous), Checkpoint(asynchronous=asynchronous, retries=1))
+        write = writer._write_shards
+        writer._write_shards = lambda *a, write=write: (time.sleep(0.5), write(*a))[1]
+        outcome = save(writer, 1, tensors(1.0))
+        found.append((outcome.stall_s, outcome.seconds, outcome.total_s))
+    return tuple(found)
+
+
+def test_the_stall_of_a_synchronous_save_holds_its_writing(tmp_path):
+    """The interval of `checkpoint.every: auto` follows the stall."""
+    for (copied, written, total), (stall, seconds, whole) in run(slow_saves, 2, tmp_path):
+        assert copied < 0.4 and written > 0.5 and total == copied + written
+        assert stall == whole > seconds > 0.5
+
+
 def test_memory_stays_flat_over_thirty_saves(tmp_path):
     """pytorch/pytorch#170163: it grew by the state with every save."""
     for resident in run(save_thirty_times, 2, tmp_path):
