@@ -56,7 +56,7 @@ def prove(run: Folder, data: Folder) -> Verdict:
     window, batch = (cursor.fingerprint[key] for key in ("data.shuffle_window", "train.global_batch_size"))
     order = Order(row_groups(manifest, "train"), cursor.seed, window, batch)
     ledger = verify(run / "ledger", cursor.ledger, order)
-    whole, faults = whole_checkpoints(run / "checkpoints")
+    whole, faults = judged_checkpoints(run / "checkpoints")
     if ledger.steps != cursor.step:
         faults.append(f"the newest checkpoint is of step {cursor.step}, the ledger leads to {ledger.steps}")
     losses = journal_losses(run)
@@ -65,7 +65,7 @@ def prove(run: Folder, data: Folder) -> Verdict:
     return Verdict(ledger, whole, len(losses), faults, sum(step <= ledger.steps for step in lacking))
 
 
-def whole_checkpoints(checkpoints: Folder) -> tuple[list[int], list[str]]:
+def judged_checkpoints(checkpoints: Folder) -> tuple[list[int], list[str]]:
     """(steps of whole checkpoints, what is wrong with the published others)."""
     whole, faults = [], []
     for step in saved_steps(checkpoints):
