@@ -37,6 +37,8 @@ from stdnum import iban, luhn
 from stdnum.fr import nir
 from stdnum.us import ssn
 
+from data_pipelines import cues
+
 KINDS = ("email", "phone", "sin", "ssn", "nir", "card", "iban", "postal", "ip", "passport", "account", "name")
 DASH = rb"(?:[ .\-]|\xe2\x80\x93)"
 """What stands between the groups of a number: a space, a dot, a hyphen, an en dash."""
@@ -83,45 +85,6 @@ PERIOD = re.compile(rb"(?:(?:19|20)\d\d-(?:\d\d-\d\d|(?:19|20)\d\d(?:-(?:19|20)\
 THOUSANDS = re.compile(rb"\+?\d{1,3}(?: \d{3})+")
 FOUR_PARTS = re.compile(rb"(?<![\d.\-])(?:\d{1,3}\.){3}\d{1,3}(?![\d]|[.\-]\d)")
 NINE_DIGITS = re.compile(rb"(?<!\d)\d{9}(?!\d)")
-
-
-def _words(*alternatives: str, end: str = r"[^\n]{0,24}$") -> re.Pattern[bytes]:
-    """A pattern for the text before a find: one of the words, then at most some characters; `[eé]` stands for e, é and É."""
-    pattern = rf"(?i)(?<![a-z\x80-\xff])(?:{'|'.join(alternatives)})(?![a-z\x80-\xff]){end}".replace("[eé]", "(?:e|é|É)")
-    return re.compile(pattern.encode())
-
-
-SPEAKS_PHONE = _words(
-    "t[eé]l[eé]?phone", "t[eé]l", "phone", "fax", "t[eé]l[eé]copieur", "t[eé]l[eé]c", "cell", "cellulaire", "mobile", "portable", "call", "appelez",
-)  # fmt: skip
-SPEAKS_SIN = _words("sin", "s\\.i\\.n\\.", "nas", "n\\.a\\.s\\.", "social insurance", "assurance sociale", end=r"[^\n]{0,32}$")
-SPEAKS_SSN = _words("ssns?", r"s\.s\.n\.", "social security", "s[eé]curit[eé] sociale", end=r"[^\n]{0,32}$")
-SPEAKS_NIR = _words("nir", "insee", "s[eé]curit[eé] sociale", "social security", end=r"[^\n]{0,32}$")
-SPEAKS_PASSPORT = _words("passport", "passports", "passeport", "passeports", end=r"[^\n]{0,32}$")
-SPEAKS_ACCOUNT = _words(
-    "account", "accounts", "acct", "a/c", "compte", "comptes", "folio", "transit",
-    end=r"(?:[ .:#°]|d'|(?:no|nos|n°|nº|number|num[eé]ro|num|bancaire|bank|ch[eè]ques?|chequing|savings|[eé]pargne|is|est|le|the|ending|in|à|a|of|de|du)(?![a-z\x80-\xff])){0,12}$",
-)  # fmt: skip
-SPEAKS_CARD = _words("card", "cards", "carte", "cartes", "visa", "mastercard", "amex", "american express", "discover", end=r"[^\n]{0,16}$")
-NUMBERED = _words(
-    "no", "nos", "n°", "nº", "num[eé]ro", "number", "docket", "dossier", "file", "case", "cause", "reference", "r[eé]f[eé]rence", "r[eé]f", "invoice", "facture",
-    "patent", "brevet", "permit", "permis", "licence", "bill", "gst", "hst", "tps", "tvq", "qst", "bn", "ne", "lot", "isbn", "registration", "enregistrement",
-    "application", "demande", "order", "commande", "cadastre",
-    end=r"[ .:#°(]{0,4}(?:no|n°|nº|number|num[eé]ro)?[ .:#°(]{0,3}$",
-)  # fmt: skip
-LABEL = re.compile("(?i)(?:[:#]|°|º|(?<![a-z])(?:no|nos|num|number|num(?:e|é|É)ro)[ .]{0,2}) *$".encode())
-"""What makes of grouped digits behind a word such as compte a number of an account: `compte` is a verb too."""
-SECTION_WORDS = (
-    "sections?", "(?<!')s", "(?<!')ss", "art", "articles?", "arts", "clauses?", "paragraphs?", "par", "paragraphes?", "alin[eé]as?", "rules?", "r[eè]gles?", "schedule",
-    "annexe", "chapter", "chapitre", "version", "v", "release", "firmware", "build", "item", "part", "partie", "§+",
-)  # fmt: skip
-SECTION = _words(*SECTION_WORDS, end=r"[ .:]{0,2}(?:[\d.]+(?:,| and| et| to| à| or| ou|, and)? ){0,5}$")
-SECTION_BEFORE = _words(*SECTION_WORDS, end=r"[ .]{0,2}$")
-SPEAKS_IP = _words("ip", "ipv4", "ipv6", "server", "serveur", "host", "h[oô]te", "address", "adresse", "dns", "login", "connexion", "logged", "gateway", "passerelle")
-PROVINCE = _words("ab", "bc", "mb", "nb", "nl", "ns", "nt", "nu", "on", "pe", "qc", "sk", "yt", "ontario", "qu[eé]bec", "alberta", "manitoba", "saskatchewan",
-                  "columbia", "colombie-britannique", "postal code", "code postal", end=r"[ ,):.]{0,3}$")  # fmt: skip
-MONEY_AFTER = re.compile(rb" ?(?:[$%]|\xe2\x82\xac|\xc2\xa3|dollars|euros|CAD|USD|EUR|[.,]\d\d(?!\d))")
-MONEY_BEFORE = re.compile(rb"(?:[$]|\xe2\x82\xac|\xc2\xa3|CAD|USD|EUR) ?$")
 LOOK_BACK = 48
 SEPARATORS = b" .-"
 NO_DIGITS = bytes(c for c in range(256) if not 48 <= c <= 57)
@@ -154,7 +117,7 @@ class _Find:
         return words.search(self.data[max(0, at - LOOK_BACK) : at]) is not None
 
     def is_money(self, start: int, end: int) -> bool:
-        return MONEY_AFTER.match(self.data, end) is not None or MONEY_BEFORE.search(self.data[max(0, start - 5) : start]) is not None
+        return cues.MONEY_AFTER.match(self.data, end) is not None or cues.MONEY_BEFORE.search(self.data[max(0, start - 5) : start]) is not None
 
 
 def _email(find: _Find) -> Iterator[Span]:
@@ -191,17 +154,17 @@ def _corsican(find: _Find) -> Iterator[Span]:
 
 
 def _slashed(find: _Find) -> Iterator[Span]:
-    if find.after(SPEAKS_PHONE):
+    if find.after(cues.SPEAKS_PHONE):
         yield Span(find.start, find.end, "phone")
 
 
 def _postal(find: _Find) -> Iterator[Span]:
-    if find.value[3:4] == b" " or find.after(PROVINCE):
+    if find.value[3:4] == b" " or find.after(cues.PROVINCE):
         yield Span(find.start, find.end, "postal")
 
 
 def _passport(find: _Find) -> Iterator[Span]:
-    if find.after(SPEAKS_PASSPORT):
+    if find.after(cues.SPEAKS_PASSPORT):
         yield Span(find.start, find.end, "passport")
 
 
@@ -247,37 +210,37 @@ def _only_digits(value: bytes) -> bytes:
 def _is_card(find: _Find, start: int, end: int) -> bool:
     value = _only_digits(find.data[start:end])
     plausible = ISSUERS.match(value) and luhn.is_valid(value.decode())
-    return bool(plausible) and (find.after(SPEAKS_CARD, start) or not find.after(NUMBERED, start))
+    return bool(plausible) and (find.after(cues.SPEAKS_CARD, start) or not find.after(cues.NUMBERED, start))
 
 
 def _is_sin(find: _Find, start: int, end: int) -> bool:
     value = find.data[start:end]
     if not luhn.is_valid(_only_digits(value).decode()) or find.is_money(start, end):
         return False
-    return find.after(SPEAKS_SIN, start) or (b"-" in value and not find.after(NUMBERED, start))
+    return find.after(cues.SPEAKS_SIN, start) or (b"-" in value and not find.after(cues.NUMBERED, start))
 
 
 def _is_ssn(find: _Find, start: int, end: int) -> bool:
-    return find.after(SPEAKS_SSN, start) and ssn.is_valid(_only_digits(find.data[start:end]).decode())
+    return find.after(cues.SPEAKS_SSN, start) and ssn.is_valid(_only_digits(find.data[start:end]).decode())
 
 
 def _is_nir(find: _Find, start: int, end: int) -> bool:
     """Behind a word for it the shape is enough: the key is often left out, or mistyped."""
     value = find.data[start:end]
     number = value.translate(None, SEPARATORS).decode().upper()
-    return find.after(SPEAKS_NIR, start) or (len(value) > len(number) == 15 and nir.is_valid(number))
+    return find.after(cues.SPEAKS_NIR, start) or (len(value) > len(number) == 15 and nir.is_valid(number))
 
 
 def _is_phone(find: _Find, start: int, end: int) -> bool:
     value = find.data[start:end]
-    spoken = find.after(SPEAKS_PHONE, start)
+    spoken = find.after(cues.SPEAKS_PHONE, start)
     if value.lstrip(b"(").startswith(b"+"):
         return 8 <= len(_only_digits(value)) <= 15 and (spoken or not _is_increase(value, find.is_money(start, end)))
     if find.is_money(start, end):
         return False
     if find.data[max(0, start - 1) : start] == b".":
         return spoken
-    return spoken or not any(find.after(words, start) for words in (NUMBERED, SPEAKS_ACCOUNT, SECTION_BEFORE))
+    return spoken or not any(find.after(words, start) for words in (cues.NUMBERED, cues.SPEAKS_ACCOUNT, cues.SECTION_BEFORE))
 
 
 def _is_increase(value: bytes, money: bool) -> bool:
@@ -289,26 +252,26 @@ def _is_increase(value: bytes, money: bool) -> bool:
 
 
 def _is_spoken_phone(find: _Find, start: int, end: int) -> bool:
-    return 9 <= len(_only_digits(find.data[start:end])) <= 11 and find.after(SPEAKS_PHONE, start)
+    return 9 <= len(_only_digits(find.data[start:end])) <= 11 and find.after(cues.SPEAKS_PHONE, start)
 
 
 def _is_ip(find: _Find, start: int, end: int) -> bool:
     parts = find.data[start:end].split(b".")
     octets = [int(p) for p in parts]
-    if max(octets) > 255 or any(p[0] == ord("0") and len(p) > 1 for p in parts) or find.after(SECTION, start):
+    if max(octets) > 255 or any(p[0] == ord("0") and len(p) > 1 for p in parts) or find.after(cues.SECTION, start):
         return False
-    return find.after(SPEAKS_IP, start) or max(octets) >= 100
+    return find.after(cues.SPEAKS_IP, start) or max(octets) >= 100
 
 
 def _is_passport(find: _Find, start: int, end: int) -> bool:
-    return find.after(SPEAKS_PASSPORT, start)
+    return find.after(cues.SPEAKS_PASSPORT, start)
 
 
 def _is_account(find: _Find, start: int, end: int) -> bool:
     value = find.data[start:end]
-    if not find.after(SPEAKS_ACCOUNT, start) or find.is_money(start, end) or PERIOD.match(value):
+    if not find.after(cues.SPEAKS_ACCOUNT, start) or find.is_money(start, end) or PERIOD.match(value):
         return False
-    return not THOUSANDS.fullmatch(value) or find.after(LABEL, start)
+    return not THOUSANDS.fullmatch(value) or find.after(cues.LABEL, start)
 
 
 NUMBERS: tuple[tuple[str, int, re.Pattern[bytes], Callable[[_Find, int, int], bool]], ...] = (
