@@ -25,6 +25,8 @@ WINDOWS_1252: dict[int, str] = {c: bytes([c]).decode("cp1252") for c in range(0x
 """What Windows-1252 text becomes when it is read as Latin-1; U+0085 is a line end as well, the other five say nothing."""
 MISREAD = "".join(map(chr, WINDOWS_1252))
 SPACES = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+NUMBER_DASH = re.compile("(?<=[0-9])[\u2012\u2212](?=[0-9])")
+"""A figure dash or a minus sign between digits joins the groups of a number. Ranges keep their en dash."""
 RUNS = re.compile("[ \t]{2,}|\t")
 EDGES = re.compile(" *\n *")
 BLANK_LINES = re.compile("\n{3,}")
@@ -45,9 +47,11 @@ def normalise(text: str) -> str:
             text = "\n".join(_mended(line) for line in text.split("\n"))
         if any(map(text.__contains__, MISREAD)):  # after the mending, which needs these characters as they are
             text = text.translate(WINDOWS_1252)
-        text = SPACES.sub(" ", text).replace("\u2011", "-")
+        text = SPACES.sub(" ", text).replace("\u2010", "-").replace("\u2011", "-")
         text = unicodedata.normalize("NFC", text)
     text = UNSEEN.sub("", LINE_ENDS.sub("\n", text))
+    if "\u2212" in text or "\u2012" in text:
+        text = NUMBER_DASH.sub("-", text)
     if "  " in text or "\t" in text:
         text = RUNS.sub(" ", text)
     if " \n" in text or "\n " in text:

@@ -8,7 +8,7 @@ numbers, dates and amounts stay as they are.
 | kind     | what                                                | needs                                             |
 |----------|-----------------------------------------------------|---------------------------------------------------|
 | email    | addresses                                           |                                                   |
-| phone    | North American, French, international with a +      | grouping, or a word such as tel. before bare digits, slashes |
+| phone    | North American, French, international with + or 00  | grouping, or a word such as tel. before bare digits, slashes; no word such as docket, pages |
 | sin      | Canadian social insurance numbers                   | check digit; hyphens, or a word such as SIN, NAS  |
 | ssn      | US social security numbers                          | a word such as SSN, an area that was given out    |
 | nir      | French social security numbers                      | key and grouping, or a word such as NIR           |
@@ -17,7 +17,7 @@ numbers, dates and amounts stay as they are.
 | postal   | Canadian postal codes                               | the space, or a province before                   |
 | ip       | IPv4 and IPv6                                       | no section or version number around               |
 | passport | passport numbers                                    | the word passport, passeport                      |
-| account  | bank accounts                                       | a word such as account, compte, transit           |
+| account  | bank accounts                                       | a word such as account, compte, transit, or the key and grouping of a RIB |
 | name     | names behind a title (Mr., M., Mme, Me, Justice ...) | off by default: finds no name without its title   |
 
 Costs: about 100-150 MB/s a core where personal data is rare; each find costs some microseconds.
@@ -40,18 +40,25 @@ from stdnum.us import ssn
 from data_pipelines import cues
 
 KINDS = ("email", "phone", "sin", "ssn", "nir", "card", "iban", "postal", "ip", "passport", "account", "name")
-DASH = rb"(?:[ .\-]|\xe2\x80\x93)"
-"""What stands between the groups of a number: a space, a dot, a hyphen, an en dash."""
+DASH = rb"(?:[ .\-]|\xe2\x80[\x93\xa2]|\xc2\xb7)"
+"""What stands between the groups of a number: a space, a dot, a hyphen, an en dash, a bullet, a middle dot."""
+GAP = rb"(?:" + DASH + rb"| (?:-|\xe2\x80\x93) )"
+"""The same, or a dash with a space on either side."""
+SAME = rb"([ .\-]|\xe2\x80\x93|)"
+"""What stands between two groups and, as \\1, between all others: a space, a dot, a hyphen, an en dash or nothing."""
 
 SHAPES = {
     "email": rb"[A-Za-z0-9_%+\-\x80-\xff][A-Za-z0-9._%+'\-\x80-\xff]*@[A-Za-z0-9\x80-\xff](?:[A-Za-z0-9.\-\x80-\xff]*[A-Za-z0-9\x80-\xff])?\.[A-Za-z]{2,24}",
-    "iban": rb"\b[A-Z]{2}\d{2}(?:[ \-]?[A-Z0-9]{4}){2,7}(?:[ \-]?[A-Z0-9]{1,4})?\b",
+    "iban": rb"\b(?:FR|MC)[ \-]?\d{2}(?:[ \-]?\d){10}(?:[ \-]?[A-Z0-9]){11}(?:[ \-]?\d){2}\b"
+    rb"|\b(?:AT|BE|CH|DE|ES|FR|GB|IE|IT|LU|NL|PT) \d{2}(?: [A-Z0-9]{4}){3,7}(?: [A-Z0-9]{1,4})?\b"
+    rb"|\b[A-Z]{2}\d{2}(?:[ \-]?[A-Z0-9]{4}){2,7}(?:[ \-]?[A-Z0-9]{1,4})?\b",
     "postal": rb"\b[ABCEGHJKLMNPRSTVXY]\d[ABCEGHJKLMNPRSTVWXYZ][ \-]?\d[ABCEGHJKLMNPRSTVWXYZ]\d\b",
     "passport": rb"\b(?:[A-Z]{1,2}\d{6,8}|\d{2}[A-Z]{2}\d{5})\b",
     "ip6": rb"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,8}",
-    "digits": rb"[+(]{0,2}\d(?:(?:[ .\-]|\)[ .\-]?| ?\(|\xe2\x80\x93)?\d){6,}",
+    "rib": rb"\b\d{5}[ \-]?\d{5}[ \-]?[A-Z0-9]{11}[ \-]?\d{2}\b",
+    "digits": rb"[+(]{0,2}\d(?:(?:[ .\-]|\)(?:[ .\-]| - )?| ?\(| (?:-|\xe2\x80\x93) |\xe2\x80[\x93\xa2]|\xc2\xb7)?\d){6,}",
     "ip4": rb"(?:\d{1,3}\.){3}\d{1,3}",
-    "slashed": rb"\b(?:[2-9]\d{2}/[2-9]\d{2}[ .\-/]?\d{4}|0[1-9](?:/\d{2}){4})\b",
+    "slashed": rb"\b(?:[2-9]\d{2}/[2-9]\d{2}[ .\-/]?\d{4}|0[1-9](?:/\d{2}){4}|0\d{1,3}/\d{2,3}(?:[ .\-]\d{2,3}){1,3})\b",
     "corsican": rb"\b[1-478](?:[ .\-]?\d{2}){2}[ .\-]?2[ABab](?:[ .\-]?\d{3}){2}(?:[ .\-]?\d{2})?\b",
     "lower_iban": rb"\b[a-z]{2}\d{2}[ \-]?[a-z0-9]{4}(?:[ \-]?\d[a-z0-9]{3}|[a-z0-9]{4}){1,6}(?:[ \-]?\d[a-z0-9]{0,3}|[a-z0-9]{1,3})?\b",
 }
@@ -65,28 +72,45 @@ NAME_SHAPE = (
 BETWEEN_NAMES = re.compile(rb", | et | and ")
 NO_NAME = re.compile(rb"(?:LE|LA) |L'|(?:Sc|Ed|Eng|Ing|Arch|Phil|Fisc|Env|Adm|Mus|Urb)\b")
 """Behind a title in capitals, an office (MADAME LA JUGE); behind M., a degree (M. Sc.)."""
+COUNTRY = (
+    rb"(?:20|21[236]|22[1-9]|23[0-9]|24[0-3]|26[12]|27|3[0-469]|35[1-9]|377|4[013-9]|42[01]|5[245]|509|590|594|596|6[145]|687|689|8[126]|852|9[01]|96[156]|97[12])"
+)
+"""Codes of countries that a number with 00 or 011 in front may go on with; others need a word before them."""
 PHONE = re.compile(
-    rb"(?<![\d\-])(?<!\d\.)(?:\+?1" + DASH + rb"?)?(?:\([2-9]\d{2}\)" + DASH + rb"?|[2-9]\d{2}" + DASH + rb")[2-9]\d{2}" + DASH + rb"\d{4}(?![\d]|[.\-]\d)"
-    rb"|(?<![\d\-])(?<!\d\.)0[1-9](?:" + DASH + rb"\d{2}){4}(?![\d]|[.\-]\d)"
+    rb"(?<![\d\-])(?<!\d\.)(?:\+?1" + DASH + rb"?)?(?:\([2-9]\d{2}\)" + GAP + rb"?|[2-9]\d{2}" + GAP + rb")[2-9]\d{2}" + GAP + rb"\d{4}(?![\d]|[.\-]\d)"
+    rb"|(?<![\d\-])(?<!\d\.)0[1-9](?:" + GAP + rb"\d{2}){4}(?![\d]|[.\-]\d)"
     rb"|(?<!\d)\(?\+\d{1,3}\)?(?:" + DASH + rb"?\(\d{1,4}\))?(?:" + DASH + rb"?\d){4,14}(?!\d)"
+    rb"|(?<![\d.\-])0(?:0|11)" + DASH + rb"?(?:" + COUNTRY + rb"(?:" + DASH + rb"?\(0\)" + DASH + rb"?|" + DASH + rb")\d{1,4}|33[1-9]|1" + DASH + rb"[2-9]\d\d)"
+    rb"(?:" + DASH + rb"\d{2,4}){2,5}(?![\d]|[.\-]\d)"
 )
 SPOKEN_PHONE = re.compile(
-    rb"(?<!\d)1?[2-9]\d{2}[2-9]\d{6}(?!\d)|(?<!\d)0[1-9]\d{8}(?!\d)"
-    rb"|(?<![\d\-])(?<!\d\.)(?:\(?0\d{2,4}\)?(?:" + DASH + rb"?\d{2,4}){2,4}|\(?0[2-9]\)?(?:" + DASH + rb"\d{4}){2})(?![\d]|[.\-]\d)"
+    rb"(?<!\d)1?[2-9]\d{2}[2-9]\d{6}(?!\d)|(?<!\d)0[1-9]\d{8}(?!\d)|(?<!\d)0(?:0|11)[1-9]\d{8,12}(?!\d)"
+    rb"|(?<![\d\-])(?<!\d\.)(?:\(?0\d{2,4}\)?(?:" + DASH + rb"?\d{2,4}){2,4}|\(?0[2-9]\)?(?:" + DASH + rb"\d{4}){2}"
+    rb"|(?!\d\d.\d\d.(?:19|20)\d\d)0[1-9](?:" + DASH + rb"\d{2,3}){3}|\(?[2-9]\d{2}(?:\)" + DASH + rb"?|" + DASH + rb")[2-9]\d{6})(?![\d]|[.\-]\d)"
 )
 """What is a phone only behind a word for it: ten bare digits, and national numbers from elsewhere, such as 020 7946 0958."""
-SIN = re.compile(rb"(?<![\d.\-])\d{3}([ \-]?)\d{3}\1\d{3}(?![\d]|[.\-]\d)")
-SSN = re.compile(rb"(?<![\d.\-])\d{3}([ \-]?)\d{2}\1\d{4}(?![\d]|[.\-]\d)")
-NIR = re.compile(rb"(?<![\d.\-])[1-478]([ .\-]?)\d{2}\1(?:0[1-9]|1[0-2]|[2-9]\d)\1\d[\dABab]\1\d{3}\1\d{3}(?:\1\d{2})?(?![\d]|[.\-]\d)")
-CARD = re.compile(rb"(?<![\d.\-])(?:\d{4}([ \-]?)\d{4}\1\d{4}\1\d{4}|\d{4}([ \-]?)\d{6}\2\d{5}|4\d{12})(?![\d]|[.\-]\d)")
+SIN = re.compile(rb"(?<![\d.\-])\d{3}" + SAME + rb"\d{3}\1\d{3}(?![\d]|[.\-]\d)")
+SSN = re.compile(rb"(?<![\d.\-])\d{3}" + SAME + rb"\d{2}\1\d{4}(?![\d]|[.\-]\d)")
+NIR = re.compile(rb"(?<![\d.\-])[1-478]" + SAME + rb"\d{2}\1(?:0[1-9]|1[0-2]|[2-9]\d)\1\d[\dABab]\1\d{3}\1\d{3}(?:(?:\1|[ \-])\d{2})?(?![\d]|[.\-]\d)")
+CARD = re.compile(rb"(?<![\d.\-])(?:\d{4}" + SAME + rb"\d{4}\1\d{4}\1\d{4}|\d{4}" + SAME + rb"\d{6}\2\d{5}|4\d{12})(?![\d]|[.\-]\d)")
 ISSUERS = re.compile(rb"4\d{12}(?:\d{3})?$|(?:5[1-5]\d\d|222[1-9]|22[3-9]\d|2[3-6]\d\d|27[01]\d|2720)\d{12}$|3[47]\d{13}$|(?:6011|64[4-9]\d|65\d\d)\d{12}$")
-ACCOUNT = re.compile(rb"(?<![\d.\-])\d(?:[ \-]?\d){6,19}(?!\d)")
-PERIOD = re.compile(rb"(?:(?:19|20)\d\d-(?:\d\d-\d\d|(?:19|20)\d\d(?:-(?:19|20)\d\d)*)|\d\d-\d\d-(?:19|20)\d\d)(?![\d\-])")
+ACCOUNT = re.compile(rb"(?<![\d.\-])\d(?:[ \-]?\d){6,22}(?!\d)")
+PERIOD = re.compile(
+    rb"(?:(?:19|20)\d\d[ \-](?:[01]\d[ \-][0-3]\d|(?:19|20)\d\d(?:[ \-](?:19|20)\d\d)*)|[0-3]?\d[ \-][0-3]?\d[ \-](?:19|20)\d\d)(?![\d\-])"
+)
 THOUSANDS = re.compile(rb"\+?\d{1,3}(?: \d{3})+")
+BEFORE_THOUSANDS = re.compile(rb"(?<!\d)\d{1,3} $")
+AMOUNT_AND_YEAR = re.compile(rb"1 \d{3} \d{3} (?:19|20)\d\d")
+PAIRS_BEFORE = re.compile(rb"(?<!\d)(?:\d\d )+$")
+PAIRS_AFTER = re.compile(rb"(?: \d\d)+(?!\d)")
 FOUR_PARTS = re.compile(rb"(?<![\d.\-])(?:\d{1,3}\.){3}\d{1,3}(?![\d]|[.\-]\d)")
 NINE_DIGITS = re.compile(rb"(?<!\d)\d{9}(?!\d)")
+NO_PHONE = (cues.DOCKETED, cues.SPEAKS_ACCOUNT, cues.SECTION_BEFORE, cues.TABULAR)
 LOOK_BACK = 48
-SEPARATORS = b" .-"
+RIB_DIGITS = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"12345678912345678923456789")
+"""What letters count for the key of a French account."""
+SEPARATORS = " .-–".encode()
+"""Bytes that numbers of letters and digits are compared without."""
 NO_DIGITS = bytes(c for c in range(256) if not 48 <= c <= 57)
 
 
@@ -154,8 +178,19 @@ def _corsican(find: _Find) -> Iterator[Span]:
 
 
 def _slashed(find: _Find) -> Iterator[Span]:
-    if find.after(cues.SPEAKS_PHONE):
+    if 9 <= len(_only_digits(find.value)) <= 11 and find.after(cues.SPEAKS_PHONE):
         yield Span(find.start, find.end, "phone")
+
+
+def _rib(find: _Find) -> Iterator[Span]:
+    """A French account of 23 digits, or with letters in it; what is none may hold other numbers."""
+    value = find.value
+    bank, branch, account, key = (int(value.translate(RIB_DIGITS, b" -")[a:b]) for a, b in ((0, 5), (5, 10), (10, 21), (21, 23)))
+    grouped = len(value) > 23 and (89 * bank + 15 * branch + 3 * account + key) % 97 == 0
+    if grouped or find.after(cues.SPEAKS_ACCOUNT):
+        yield Span(find.start, find.end, "account")
+    else:
+        yield from _digits(find)
 
 
 def _postal(find: _Find) -> Iterator[Span]:
@@ -215,13 +250,13 @@ def _is_card(find: _Find, start: int, end: int) -> bool:
 
 def _is_sin(find: _Find, start: int, end: int) -> bool:
     value = find.data[start:end]
-    if not luhn.is_valid(_only_digits(value).decode()) or find.is_money(start, end):
+    if not luhn.is_valid(_only_digits(value).decode()) or find.is_money(start, end) or find.after(cues.COMPANY, start):
         return False
     return find.after(cues.SPEAKS_SIN, start) or (b"-" in value and not find.after(cues.NUMBERED, start))
 
 
 def _is_ssn(find: _Find, start: int, end: int) -> bool:
-    return find.after(cues.SPEAKS_SSN, start) and ssn.is_valid(_only_digits(find.data[start:end]).decode())
+    return find.after(cues.SPEAKS_SSN, start) and not find.after(cues.COMPANY, start) and ssn.is_valid(_only_digits(find.data[start:end]).decode())
 
 
 def _is_nir(find: _Find, start: int, end: int) -> bool:
@@ -236,11 +271,25 @@ def _is_phone(find: _Find, start: int, end: int) -> bool:
     spoken = find.after(cues.SPEAKS_PHONE, start)
     if value.lstrip(b"(").startswith(b"+"):
         return 8 <= len(_only_digits(value)) <= 15 and (spoken or not _is_increase(value, find.is_money(start, end)))
-    if find.is_money(start, end):
+    if find.is_money(start, end) or (value.startswith((b"00", b"011")) and not 11 <= len(_only_digits(value)) <= 16):
         return False
-    if find.data[max(0, start - 1) : start] == b".":
+    if spoken or find.data[max(0, start - 1) : start] == b".":
         return spoken
-    return spoken or not any(find.after(words, start) for words in (cues.NUMBERED, cues.SPEAKS_ACCOUNT, cues.SECTION_BEFORE))
+    return not _is_row(find, start, end) and not any(find.after(words, start) for words in NO_PHONE)
+
+
+def _is_row(find: _Find, start: int, end: int) -> bool:
+    """Whether digits in the groups of a phone are numbers of a table: 12 345 678 2021, 01 02 03 04 05, 0031 2044 0039 0031."""
+    value, before = find.data[start:end], find.data[find.start : start]
+    if value.translate(None, b" 0123456789"):
+        return False
+    if value.startswith(b"00"):
+        return len({len(group) for group in value.split()}) == 1
+    if value[2:3] != b" ":
+        return BEFORE_THOUSANDS.search(before) is not None or AMOUNT_AND_YEAR.fullmatch(value) is not None
+    pairs = [int(pair) for pair in value.split()]
+    around = sum(len(m[0]) // 3 for m in (PAIRS_BEFORE.search(before), PAIRS_AFTER.match(find.data, end)) if m)
+    return pairs == list(range(pairs[0], pairs[0] + 5)) or (around > 1 and around % 5 > 0)
 
 
 def _is_increase(value: bytes, money: bool) -> bool:
@@ -252,7 +301,8 @@ def _is_increase(value: bytes, money: bool) -> bool:
 
 
 def _is_spoken_phone(find: _Find, start: int, end: int) -> bool:
-    return 9 <= len(_only_digits(find.data[start:end])) <= 11 and find.after(cues.SPEAKS_PHONE, start)
+    most = 16 if find.data.startswith((b"00", b"011"), start) else 11
+    return 9 <= len(_only_digits(find.data[start:end])) <= most and find.after(cues.SPEAKS_PHONE, start)
 
 
 def _is_ip(find: _Find, start: int, end: int) -> bool:
@@ -260,7 +310,7 @@ def _is_ip(find: _Find, start: int, end: int) -> bool:
     octets = [int(p) for p in parts]
     if max(octets) > 255 or any(p[0] == ord("0") and len(p) > 1 for p in parts) or find.after(cues.SECTION, start):
         return False
-    return find.after(cues.SPEAKS_IP, start) or max(octets) >= 100
+    return find.after(cues.SPEAKS_IP, start) or (max(octets) >= 100 and octets[0] > 0)
 
 
 def _is_passport(find: _Find, start: int, end: int) -> bool:
@@ -282,7 +332,7 @@ NUMBERS: tuple[tuple[str, int, re.Pattern[bytes], Callable[[_Find, int, int], bo
 """Kind, least digits, shape and judge of numbers, in the order in which they are tried."""
 JUDGES: dict[str, Callable[[_Find], Iterator[Span]]] = {
     "email": _email, "iban": _iban, "postal": _postal, "passport": _passport, "ip6": _ip6, "ip4": _ip4, "digits": _digits, "name": _name,
-    "slashed": _slashed, "corsican": _corsican, "lower_iban": _iban,
+    "rib": _rib, "slashed": _slashed, "corsican": _corsican, "lower_iban": _iban,
 }  # fmt: skip
 
 
@@ -333,10 +383,10 @@ class Redaction:
     def placeholder(self, kind: str, value: bytes) -> bytes:
         """What stands for a value in all of this document."""
         self.counts[kind] += 1
-        if kind in ("phone", "sin", "ssn", "card", "account"):
+        if kind in ("phone", "sin", "ssn", "card"):
             same = _only_digits(value)
         else:
-            same = value.translate(None, SEPARATORS if kind in ("iban", "nir", "postal") else b" ").lower()
+            same = value.translate(None, SEPARATORS if kind in ("iban", "nir", "postal", "account") else b" ").lower()
         number = self._numbers.get((kind, same))
         if number is None:
             self._last[kind] += 1

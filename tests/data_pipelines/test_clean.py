@@ -26,6 +26,7 @@ FRENCH = "Le locataire doit payer le loyer le premier jour de chaque mois, sauf 
     ("le dÃ©biteur lâ€™a reÃ§u", "le débiteur l’a reçu"),
     ("le débiteur l’a reçu", "le débiteur l’a reçu"),
     ("514\u2011555\u20110199", "514-555-0199"),
+    ("514\u2010555\u22120199, 514\u2012555, Jean\u2010Roch, \u22125 °C, 5 \u2212 3, 1\u200b\u22122", "514-555-0199, 514-555, Jean-Roch, \u22125 °C, 5 \u2212 3, 1-2"),
     ("L\x92article, l\x92\x9cuvre, 1\xa0000\xa0\x80, \x93oui\x94 \x96 \x8ca", "L’article, l’œuvre, 1 000 €, “oui” – Œa"),
     ("a\x81b\x8dc\x8fd\x90e\x9df\x85g", "abcdef\ng"),
     ("lâ\x80\x99été\nl\x92été", "l’été\nl’été"),

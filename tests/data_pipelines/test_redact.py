@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_pipelines.clean import normalise
 from data_pipelines.extract import _sample
 from data_pipelines.redact import KINDS, Redaction, find
 
@@ -104,6 +105,8 @@ def test_names_behind_french_titles(text: str, redacted: str):
 def test_the_same_number_written_otherwise_is_the_same():
     text = "IBAN GB82-WEST-1234-5698-7654-32, gb82west12345698765432; NIR 2 88 04 2A 004 117 18, 288042A00411718, NIR 2 88 04 2B 004 117 18"
     assert Redaction(DEFAULT).apply(text) == "IBAN [IBAN_1], [IBAN_1]; NIR [NIR_1], [NIR_1], NIR [NIR_2]"
+    ribs = "RIB 20041010050500013M02606; RIB 20041 01005 0500013M026 06; RIB 20041 01005 0500013N026 06"
+    assert Redaction(DEFAULT).apply(ribs) == "RIB [ACCOUNT_1]; RIB [ACCOUNT_1]; RIB [ACCOUNT_2]"
 
 
 def test_samples_for_the_data_card_show_shapes_and_nothing_else():
@@ -112,6 +115,15 @@ def test_samples_for_the_data_card_show_shapes_and_nothing_else():
     assert before == "xx xxxxxx: xxxxx xx x.x@x.xx xx [EMAIL_7] xx x@x.xx, xxxx x.x@x.xx; xxxx xxx xxxxx xxx"
     assert after == "xx xxxxxx: xxxxx xx [EMAIL_1] xx [EMAIL_7] xx [EMAIL_2], xxxx [EMAIL_1]; xxxx xxx xxxxx xxx"
     assert _sample("a@b.ca" + " w1" * 30 + " c@d.ca", DEFAULT)[1] == "[EMAIL_1]" + " x0" * 6 + " x…" + "0" + " x0" * 6 + " [EMAIL_2]"
+
+
+@pytest.mark.parametrize(("text", "redacted"), [
+    ("tél. 514\u2010555\u20101234, cell 514\u2212555\u22121234, fax 514\u2012555\u20121235", "tél. [PHONE_1], cell [PHONE_1], fax [PHONE_2]"),
+    ("NAS 046\u2212454\u2212286; IBAN\u00a0: FR76\u202f30006\u00a000001 12345678901 89", "NAS [SIN_1]; IBAN : [IBAN_1]"),
+    ("de \u22125 \u2212 3 à 1998\u20132004, 1\u00a0234\u202f567 €", "de \u22125 \u2212 3 à 1998\u20132004, 1 234 567 €"),
+])  # fmt: skip
+def test_numbers_set_with_other_dashes_and_blanks(text: str, redacted: str):
+    assert Redaction(DEFAULT).apply(normalise(text)) == redacted
 
 
 @pytest.mark.parametrize("digits", ["4111111111111111", "5500005555555559", "378282246310005"])
