@@ -24,7 +24,7 @@ from data_pipelines import dedup
 from data_pipelines.clean import fault, language, normalise, structured
 from data_pipelines.files import ParquetSink, batches, write_partitions
 from data_pipelines.redact import Redaction, find
-from data_pipelines.sources import Bad, Row, Shard, read_shard
+from data_pipelines.sources import RAW_BYTES, Bad, Row, Shard, read_shard
 from raytune70b.storage import Folder
 
 DOCUMENTS = pa.schema([
@@ -37,6 +37,8 @@ SHARD_BITS = 32
 """A document's number is its shard's index, shifted by so much, plus its row in the shard."""
 CONTAMINATION_WORDS = 13
 SAMPLES = 3
+ESCAPED = re.compile(r"\\(u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|U[0-9A-Fa-f]{8}|.)")
+ESCAPES = {"n": "\n", "t": "\t", "r": "\n", "b": " ", "f": "\n"}
 MASKED = re.compile(r"\[[A-Z]+_\d+\]|[^\W_]")
 
 
@@ -121,9 +123,17 @@ def extract(payload: Extract, out: Folder, key: str) -> dict[str, Any]:
 
 
 def _shown(bad: Bad, kinds: Any) -> str:
-    """A bad row for people to look at; personal data in it is replaced as in the others."""
-    raw = bad.raw.decode("utf-8", "backslashreplace")
-    return dataclasses.replace(bad, raw=Redaction(kinds).apply(raw).encode()).to_json()
+    """A bad row for people to look at, cleaned as the others are, so that personal data is found and replaced as in them."""
+    redaction = Redaction(kinds)
+    start = bad.raw[: 100 * RAW_BYTES].decode("utf-8", "backslashreplace")  # of a whole file that is bad, little is shown
+    raw, reason = (redaction.apply(normalise(text)) for text in (_unescaped(start), bad.reason))
+    return dataclasses.replace(bad, raw=raw.encode(), reason=reason).to_json()
+
+
+def _unescaped(raw: str) -> str:
+    """A line of JSON, or what repr writes, with the characters that its escapes stand for: the letter of \\n hides the word behind it."""
+    text = ESCAPED.sub(lambda m: ESCAPES.get(m[1], m[1]) if len(m[1]) == 1 else chr(min(int(m[1][1:], 16), 0x10FFFF)), raw)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _judged(row: Row, rules: Rules, contaminated: np.ndarray, tally: _Tally) -> _Kept | None:

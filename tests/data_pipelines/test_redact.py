@@ -8,6 +8,7 @@ lines after those are what users found, and the kinds `ssn` and `nir`: no measur
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from itertools import pairwise
@@ -18,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.clean import normalise
-from data_pipelines.extract import _sample
+from data_pipelines.extract import _sample, _shown
 from data_pipelines.redact import KINDS, Redaction, find
+from data_pipelines.sources import Bad
 
 LABELLED = Path(__file__).with_name("pii.txt")
 MARK = re.compile(r"\{([a-z-]+)\|([^}]*)\}")
@@ -124,6 +126,33 @@ def test_samples_for_the_data_card_show_shapes_and_nothing_else():
 ])  # fmt: skip
 def test_numbers_set_with_other_dashes_and_blanks(text: str, redacted: str):
     assert Redaction(DEFAULT).apply(normalise(text)) == redacted
+
+
+WRITTEN = {
+    "JSON": lambda row: json.dumps(row, ensure_ascii=False).encode(),
+    "ASCII JSON": lambda row: json.dumps(row).encode(),
+    "repr": lambda row: repr(row).encode(),
+    "cut off JSON": lambda row: json.dumps(row).encode()[:-2],
+    "Latin-1": lambda row: json.dumps(row, ensure_ascii=False).encode("latin-1"),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize(("text", "redacted"), [
+    ("Tél. 06\xa012\xa034\xa056\xa078", "Tél. [PHONE_1]"),
+    ("Coordonnées:\nFR7630006000011234567890189\nTéléphone 0612345678", "Coordonnées:\n[IBAN_1]\nTéléphone [PHONE_1]"),
+    ("né\t1850578006084\xa091\ttél.\t\"514-555-1234\" et é0612345678", 'né [NIR_1] tél. "[PHONE_1]" et é[PHONE_2]'),
+    ("12\xa0345\xa0678 $ à l'article\n172.2.1; C:\\new", "12 345 678 $ à l'article\n172.2.1; C:\\new"),
+])  # fmt: skip
+def test_the_quarantine_shows_no_personal_data(text: str, redacted: str, written: str):
+    shown = json.loads(_shown(Bad("a.jsonl", 3, "message 0 has role 'a@b.ca'", WRITTEN[written]({"texte": text, "tel": 5145551234})), DEFAULT))
+    assert redacted in shown["raw"] and "5145551234" not in shown["raw"]
+    assert shown["reason"] == "message 0 has role '[EMAIL_1]'" and shown["line"] == 3
+
+
+def test_the_quarantine_shows_any_bytes():
+    raw = json.loads(_shown(Bad("a.txt", 1, "", b"\\ud83d\\ude00 \\ud83d \\U99999999 \\x \xff \\"), DEFAULT))["raw"]
+    assert raw == "\U0001f600 \ufffd \U0010ffff x ÿ \\"
 
 
 @pytest.mark.parametrize("digits", ["4111111111111111", "5500005555555559", "378282246310005"])
