@@ -37,74 +37,9 @@ from stdnum import iban, luhn
 from stdnum.fr import nir
 from stdnum.us import ssn
 
-from data_pipelines import cues
+from data_pipelines import cues, shapes
 
 KINDS = ("email", "phone", "sin", "ssn", "nir", "card", "iban", "postal", "ip", "passport", "account", "name")
-DASH = rb"(?:[ .\-]|\xe2\x80[\x93\xa2]|\xc2\xb7)"
-"""What stands between the groups of a number: a space, a dot, a hyphen, an en dash, a bullet, a middle dot."""
-GAP = rb"(?:" + DASH + rb"| (?:-|\xe2\x80\x93) )"
-"""The same, or a dash with a space on either side."""
-SAME = rb"([ .\-]|\xe2\x80\x93|)"
-"""What stands between two groups and, as \\1, between all others: a space, a dot, a hyphen, an en dash or nothing."""
-
-SHAPES = {
-    "email": rb"[A-Za-z0-9_%+\-\x80-\xff][A-Za-z0-9._%+'\-\x80-\xff]*@[A-Za-z0-9\x80-\xff](?:[A-Za-z0-9.\-\x80-\xff]*[A-Za-z0-9\x80-\xff])?\.[A-Za-z]{2,24}",
-    "iban": rb"\b(?:FR|MC)[ \-]?\d{2}(?:[ \-]?\d){10}(?:[ \-]?[A-Z0-9]){11}(?:[ \-]?\d){2}\b"
-    rb"|\b(?:AT|BE|CH|DE|ES|FR|GB|IE|IT|LU|NL|PT) \d{2}(?: [A-Z0-9]{4}){3,7}(?: [A-Z0-9]{1,4})?\b"
-    rb"|\b[A-Z]{2}\d{2}(?:[ \-]?[A-Z0-9]{4}){2,7}(?:[ \-]?[A-Z0-9]{1,4})?\b",
-    "postal": rb"\b[ABCEGHJKLMNPRSTVXY]\d[ABCEGHJKLMNPRSTVWXYZ][ \-]?\d[ABCEGHJKLMNPRSTVWXYZ]\d\b",
-    "passport": rb"\b(?:[A-Z]{1,2}\d{6,8}|\d{2}[A-Z]{2}\d{5})\b",
-    "ip6": rb"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,8}",
-    "rib": rb"\b\d{5}[ \-]?\d{5}[ \-]?[A-Z0-9]{11}[ \-]?\d{2}\b",
-    "digits": rb"[+(]{0,2}\d(?:(?:[ .\-]|\)(?:[ .\-]| - )?| ?\(| (?:-|\xe2\x80\x93) |\xe2\x80[\x93\xa2]|\xc2\xb7)?\d){6,}",
-    "ip4": rb"(?:\d{1,3}\.){3}\d{1,3}",
-    "slashed": rb"\b(?:[2-9]\d{2}/[2-9]\d{2}[ .\-/]?\d{4}|0[1-9](?:/\d{2}){4}|0\d{1,3}/\d{2,3}(?:[ .\-]\d{2,3}){1,3})\b",
-    "corsican": rb"\b[1-478](?:[ .\-]?\d{2}){2}[ .\-]?2[ABab](?:[ .\-]?\d{3}){2}(?:[ .\-]?\d{2})?\b",
-    "lower_iban": rb"\b[a-z]{2}\d{2}[ \-]?[a-z0-9]{4}(?:[ \-]?\d[a-z0-9]{3}|[a-z0-9]{4}){1,6}(?:[ \-]?\d[a-z0-9]{0,3}|[a-z0-9]{1,3})?\b",
-}
-"""Tried in this order where several begin at one place: what is common stands first, for each find pays for those before it."""
-NAME = rb"(?:[A-Z]|\xc3[\x80-\x9e])[\w.'\x80-\xff\-]*(?: (?:[A-Z]|\xc3[\x80-\x9e])[\w.'\x80-\xff\-]+){0,2}"
-NAME_SHAPE = (
-    rb"\b(?:(?:Mr|Mrs|Ms|Dr|Me|Mme|Mlle|Justice|Judge|Monsieur|Madame|Mademoiselle|Ma\xc3\xaetre"
-    rb"|MONSIEUR|MADAME|MADEMOISELLE|MA\xc3\x8eTRE)\.?|M\.) " + NAME
-    + rb"|\b(?:Messrs\.?|MM\.) " + NAME + rb"(?:(?:, " + NAME + rb"){0,4} (?:et|and) " + NAME + rb")?"
-)  # fmt: skip
-BETWEEN_NAMES = re.compile(rb", | et | and ")
-NO_NAME = re.compile(rb"(?:LE|LA) |L'|(?:Sc|Ed|Eng|Ing|Arch|Phil|Fisc|Env|Adm|Mus|Urb)\b")
-"""Behind a title in capitals, an office (MADAME LA JUGE); behind M., a degree (M. Sc.)."""
-COUNTRY = (
-    rb"(?:20|21[236]|22[1-9]|23[0-9]|24[0-3]|26[12]|27|3[0-469]|35[1-9]|377|4[013-9]|42[01]|5[245]|509|590|594|596|6[145]|687|689|8[126]|852|9[01]|96[156]|97[12])"
-)
-"""Codes of countries that a number with 00 or 011 in front may go on with; others need a word before them."""
-PHONE = re.compile(
-    rb"(?<![\d\-])(?<!\d\.)(?:\+?1" + DASH + rb"?)?(?:\([2-9]\d{2}\)" + GAP + rb"?|[2-9]\d{2}" + GAP + rb")[2-9]\d{2}" + GAP + rb"\d{4}(?![\d]|[.\-]\d)"
-    rb"|(?<![\d\-])(?<!\d\.)0[1-9](?:" + GAP + rb"\d{2}){4}(?![\d]|[.\-]\d)"
-    rb"|(?<!\d)\(?\+\d{1,3}\)?(?:" + DASH + rb"?\(\d{1,4}\))?(?:" + DASH + rb"?\d){4,14}(?!\d)"
-    rb"|(?<![\d.\-])0(?:0|11)" + DASH + rb"?(?:" + COUNTRY + rb"(?:" + DASH + rb"?\(0\)" + DASH + rb"?|" + DASH + rb")\d{1,4}|33[1-9]|1" + DASH + rb"[2-9]\d\d)"
-    rb"(?:" + DASH + rb"\d{2,4}){2,5}(?![\d]|[.\-]\d)"
-)
-SPOKEN_PHONE = re.compile(
-    rb"(?<!\d)1?[2-9]\d{2}[2-9]\d{6}(?!\d)|(?<!\d)0[1-9]\d{8}(?!\d)|(?<!\d)0(?:0|11)[1-9]\d{8,12}(?!\d)"
-    rb"|(?<![\d\-])(?<!\d\.)(?:\(?0\d{2,4}\)?(?:" + DASH + rb"?\d{2,4}){2,4}|\(?0[2-9]\)?(?:" + DASH + rb"\d{4}){2}"
-    rb"|(?!\d\d.\d\d.(?:19|20)\d\d)0[1-9](?:" + DASH + rb"\d{2,3}){3}|\(?[2-9]\d{2}(?:\)" + DASH + rb"?|" + DASH + rb")[2-9]\d{6})(?![\d]|[.\-]\d)"
-)
-"""What is a phone only behind a word for it: ten bare digits, and national numbers from elsewhere, such as 020 7946 0958."""
-SIN = re.compile(rb"(?<![\d.\-])\d{3}" + SAME + rb"\d{3}\1\d{3}(?![\d]|[.\-]\d)")
-SSN = re.compile(rb"(?<![\d.\-])\d{3}" + SAME + rb"\d{2}\1\d{4}(?![\d]|[.\-]\d)")
-NIR = re.compile(rb"(?<![\d.\-])[1-478]" + SAME + rb"\d{2}\1(?:0[1-9]|1[0-2]|[2-9]\d)\1\d[\dABab]\1\d{3}\1\d{3}(?:(?:\1|[ \-])\d{2})?(?![\d]|[.\-]\d)")
-CARD = re.compile(rb"(?<![\d.\-])(?:\d{4}" + SAME + rb"\d{4}\1\d{4}\1\d{4}|\d{4}" + SAME + rb"\d{6}\2\d{5}|4\d{12})(?![\d]|[.\-]\d)")
-ISSUERS = re.compile(rb"4\d{12}(?:\d{3})?$|(?:5[1-5]\d\d|222[1-9]|22[3-9]\d|2[3-6]\d\d|27[01]\d|2720)\d{12}$|3[47]\d{13}$|(?:6011|64[4-9]\d|65\d\d)\d{12}$")
-ACCOUNT = re.compile(rb"(?<![\d.\-])\d(?:[ \-]?\d){6,22}(?!\d)")
-PERIOD = re.compile(
-    rb"(?:(?:19|20)\d\d[ \-](?:[01]\d[ \-][0-3]\d|(?:19|20)\d\d(?:[ \-](?:19|20)\d\d)*)|[0-3]?\d[ \-][0-3]?\d[ \-](?:19|20)\d\d)(?![\d\-])"
-)
-THOUSANDS = re.compile(rb"\+?\d{1,3}(?: \d{3})+")
-BEFORE_THOUSANDS = re.compile(rb"(?<!\d)\d{1,3} $")
-AMOUNT_AND_YEAR = re.compile(rb"1 \d{3} \d{3} (?:19|20)\d\d")
-PAIRS_BEFORE = re.compile(rb"(?<!\d)(?:\d\d )+$")
-PAIRS_AFTER = re.compile(rb"(?: \d\d)+(?!\d)")
-FOUR_PARTS = re.compile(rb"(?<![\d.\-])(?:\d{1,3}\.){3}\d{1,3}(?![\d]|[.\-]\d)")
-NINE_DIGITS = re.compile(rb"(?<!\d)\d{9}(?!\d)")
 NO_PHONE = (cues.DOCKETED, cues.SPEAKS_ACCOUNT, cues.SECTION_BEFORE, cues.TABULAR)
 LOOK_BACK = 48
 RIB_DIGITS = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"12345678912345678923456789")
@@ -153,12 +88,12 @@ def _email(find: _Find) -> Iterator[Span]:
 def _name(find: _Find) -> Iterator[Span]:
     title, _, names = find.value.partition(b" ")
     initial = title == b"M." and find.data[max(0, find.start - 1) : find.start] == b"."  # of A.M., LL.M.
-    if initial or ((title == b"M." or title.isupper()) and NO_NAME.match(names)):
+    if initial or ((title == b"M." or title.isupper()) and shapes.NO_NAME.match(names)):
         return
     start = find.start + len(title) + 1
-    for name in BETWEEN_NAMES.split(names):
+    for name in shapes.BETWEEN_NAMES.split(names):
         yield Span(start, start + len(name), "name")
-        match = BETWEEN_NAMES.match(find.data, start + len(name), find.end)
+        match = shapes.BETWEEN_NAMES.match(find.data, start + len(name), find.end)
         start = match.end() if match else find.end
 
 
@@ -173,7 +108,7 @@ def _iban(find: _Find) -> Iterator[Span]:
 
 def _corsican(find: _Find) -> Iterator[Span]:
     """A NIR from the departments 2A and 2B, whose letter the shape of digits has not."""
-    if NIR.fullmatch(find.data, find.start, find.end) and _is_nir(find, find.start, find.end):
+    if shapes.NIR.fullmatch(find.data, find.start, find.end) and _is_nir(find, find.start, find.end):
         yield Span(find.start, find.end, "nir")
 
 
@@ -217,7 +152,7 @@ def _ip6(find: _Find) -> Iterator[Span]:
 
 
 def _ip4(find: _Find) -> Iterator[Span]:
-    if FOUR_PARTS.fullmatch(find.data, find.start, find.end) and _is_ip(find, find.start, find.end):
+    if shapes.FOUR_PARTS.fullmatch(find.data, find.start, find.end) and _is_ip(find, find.start, find.end):
         yield Span(find.start, find.end, "ip")
 
 
@@ -244,7 +179,7 @@ def _only_digits(value: bytes) -> bytes:
 
 def _is_card(find: _Find, start: int, end: int) -> bool:
     value = _only_digits(find.data[start:end])
-    plausible = ISSUERS.match(value) and luhn.is_valid(value.decode())
+    plausible = shapes.ISSUERS.match(value) and luhn.is_valid(value.decode())
     return bool(plausible) and (find.after(cues.SPEAKS_CARD, start) or not find.after(cues.NUMBERED, start))
 
 
@@ -286,9 +221,9 @@ def _is_row(find: _Find, start: int, end: int) -> bool:
     if value.startswith(b"00"):
         return len({len(group) for group in value.split()}) == 1
     if value[2:3] != b" ":
-        return BEFORE_THOUSANDS.search(before) is not None or AMOUNT_AND_YEAR.fullmatch(value) is not None
+        return shapes.BEFORE_THOUSANDS.search(before) is not None or shapes.AMOUNT_AND_YEAR.fullmatch(value) is not None
     pairs = [int(pair) for pair in value.split()]
-    around = sum(len(m[0]) // 3 for m in (PAIRS_BEFORE.search(before), PAIRS_AFTER.match(find.data, end)) if m)
+    around = sum(len(m[0]) // 3 for m in (shapes.PAIRS_BEFORE.search(before), shapes.PAIRS_AFTER.match(find.data, end)) if m)
     return pairs == list(range(pairs[0], pairs[0] + 5)) or (around > 1 and around % 5 > 0)
 
 
@@ -297,7 +232,7 @@ def _is_increase(value: bytes, money: bool) -> bool:
     if money and value[1:].isdigit():
         return True
     odd = len(_only_digits(value)) < 9 or value.startswith(b"+1") or value.endswith(b" 000")
-    return THOUSANDS.fullmatch(value) is not None and (money or odd)
+    return shapes.THOUSANDS.fullmatch(value) is not None and (money or odd)
 
 
 def _is_spoken_phone(find: _Find, start: int, end: int) -> bool:
@@ -319,15 +254,15 @@ def _is_passport(find: _Find, start: int, end: int) -> bool:
 
 def _is_account(find: _Find, start: int, end: int) -> bool:
     value = find.data[start:end]
-    if not find.after(cues.SPEAKS_ACCOUNT, start) or find.is_money(start, end) or PERIOD.match(value):
+    if not find.after(cues.SPEAKS_ACCOUNT, start) or find.is_money(start, end) or shapes.PERIOD.match(value):
         return False
-    return not THOUSANDS.fullmatch(value) or find.after(cues.LABEL, start)
+    return not shapes.THOUSANDS.fullmatch(value) or find.after(cues.LABEL, start)
 
 
 NUMBERS: tuple[tuple[str, int, re.Pattern[bytes], Callable[[_Find, int, int], bool]], ...] = (
-    ("card", 13, CARD, _is_card), ("nir", 13, NIR, _is_nir), ("sin", 9, SIN, _is_sin), ("account", 7, ACCOUNT, _is_account),
-    ("phone", 8, PHONE, _is_phone), ("ssn", 9, SSN, _is_ssn), ("phone", 9, SPOKEN_PHONE, _is_spoken_phone), ("ip", 4, FOUR_PARTS, _is_ip),
-    ("passport", 9, NINE_DIGITS, _is_passport),
+    ("card", 13, shapes.CARD, _is_card), ("nir", 13, shapes.NIR, _is_nir), ("sin", 9, shapes.SIN, _is_sin), ("account", 7, shapes.ACCOUNT, _is_account),
+    ("phone", 8, shapes.PHONE, _is_phone), ("ssn", 9, shapes.SSN, _is_ssn), ("phone", 9, shapes.SPOKEN_PHONE, _is_spoken_phone), ("ip", 4, shapes.FOUR_PARTS, _is_ip),
+    ("passport", 9, shapes.NINE_DIGITS, _is_passport),
 )  # fmt: skip
 """Kind, least digits, shape and judge of numbers, in the order in which they are tried."""
 JUDGES: dict[str, Callable[[_Find], Iterator[Span]]] = {
@@ -341,19 +276,19 @@ def _scanner(with_names: bool) -> tuple[Any, list[str]]:
     """The RE2 program of all shapes, and the shape of each of its groups."""
     import re2
 
-    shapes = {**({"name": NAME_SHAPE} if with_names else {}), **SHAPES}
+    names = {**({"name": shapes.NAME_SHAPE} if with_names else {}), **shapes.SHAPES}
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1  # the text is bytes; non-ASCII is spelled out in the shapes
     options.max_mem = 64 << 20
-    return re2.compile(b"|".join(b"(" + s + b")" for s in shapes.values()), options), list(shapes)
+    return re2.compile(b"|".join(b"(" + s + b")" for s in names.values()), options), list(names)
 
 
 def find(data: bytes, kinds: Sequence[str]) -> list[Span]:
     """The personal data of these kinds in UTF-8 text, in order, without overlaps."""
-    pattern, shapes = _scanner("name" in kinds)
+    pattern, names = _scanner("name" in kinds)
     found: list[Span] = []
     for match in pattern.finditer(data):
-        shape = shapes[match.lastindex - 1]
+        shape = names[match.lastindex - 1]
         spans = JUDGES[shape](_Find(data, *match.span()))
         found += [s for s in spans if s.kind in kinds]
     return sorted(found, key=lambda s: s.start)

@@ -145,7 +145,8 @@ WRITTEN = {
     ("12\xa0345\xa0678 $ à l'article\n172.2.1; C:\\new", "12 345 678 $ à l'article\n172.2.1; C:\\new"),
 ])  # fmt: skip
 def test_the_quarantine_shows_no_personal_data(text: str, redacted: str, written: str):
-    shown = json.loads(_shown(Bad("a.jsonl", 3, "message 0 has role 'a@b.ca'", WRITTEN[written]({"texte": text, "tel": 5145551234})), DEFAULT))
+    bad = Bad("a.jsonl", 3, "message 0 has role 'a@b.ca'", WRITTEN[written]({"texte": text, "tel": 5145551234}))
+    shown = json.loads(_shown(bad, DEFAULT))
     assert redacted in shown["raw"] and "5145551234" not in shown["raw"]
     assert shown["reason"] == "message 0 has role '[EMAIL_1]'" and shown["line"] == 3
 
