@@ -2,7 +2,8 @@
 
 `held_out.parquet` has one row a document that was kept for validation: its text (a conversation as JSON), language and place.
 `texts` encodes them as `stages.encode` did, so the loss over them is the loss over the blocks; `pairs` makes a prompt of every
-assistant turn, in the layout of `prompts`. Costs the validation split's text once more, compressed.
+assistant turn, in the layout of `prompts`. What the chat template refuses stands in the file too, since another tokenizer may take
+it; both leave it out. Costs the validation split's text once more, compressed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from raytune70b.blocks.manifest import DataError
 from raytune70b.storage import Folder
 
 HELD_OUT = "held_out.parquet"
+ANY_LENGTH = 1 << 40
+"""Tokens: a conversation that is too long for a block can still be asked."""
 SCHEMA = pa.schema([("text", pa.string()), ("chat", pa.bool_()), ("language", pa.string()), ("source", pa.string()), ("line", pa.int64())])
 
 
@@ -75,12 +78,17 @@ def texts(data: Folder, tokenizer: Any, seq_len: int, most: int | None) -> list[
     return found
 
 
-def pairs(data: Folder, tokenizer: Any, most: int | None, longest_prompt: int) -> tuple[list[Pair], int]:
-    """The assistant turns of held-out conversations with what they answer, and how many were left out for a longer prompt."""
-    layout, found, too_long = Prompts.of(tokenizer), list[Pair](), 0
+def pairs(data: Folder, tokenizer: Any, most: int | None, longest_prompt: int) -> tuple[list[Pair], int, int]:
+    """The assistant turns of held-out conversations with what they answer; how many turns were left out for a longer prompt, and how
+    many conversations because the chat template cannot write them: those were not trained either (`tokens.Encoder`)."""
+    layout, found, too_long, unusable = Prompts.of(tokenizer), list[Pair](), 0, 0
+    encoder = Encoder(tokenizer, ANY_LENGTH)
     for rows in _rows(data, most, chats_only=True):
-        for row in rows:
-            turns = json.loads(row["text"])
+        conversations = [json.loads(row["text"]) for row in rows]
+        for row, turns, made in zip(rows, conversations, encoder.conversations(conversations), strict=True):
+            if made.piece is None:
+                unusable += 1
+                continue
             task = "question" if sum(role == "user" for role, _ in turns) == 1 else "conversation"
             for place, (role, content) in enumerate(turns):
                 if role != "assistant":
@@ -91,7 +99,7 @@ def pairs(data: Folder, tokenizer: Any, most: int | None, longest_prompt: int) -
                     too_long += 1
                 else:
                     found.append(Pair(len(found), tuple(ids), prompt, content, task, row["language"], row["source"]))
-    return found, too_long
+    return found, too_long, unusable
 
 
 def _rows(data: Folder, most: int | None, chats_only: bool) -> Iterator[list[dict[str, Any]]]:

@@ -41,7 +41,7 @@ def held_out_questions(config: Config) -> Callable[[Any, Any], dict[str, Any]]:
     from raytune70b.storage import Folder
 
     data = Folder(config.data.path)
-    pairs, _ = held_out.pairs(data, load_tokenizer(data / "tokenizer"), config.evaluation.every_conversations, longest_prompt(config))
+    pairs, *_ = held_out.pairs(data, load_tokenizer(data / "tokenizer"), config.evaluation.every_conversations, longest_prompt(config))
     return Questions.of(config, pairs)
 
 

@@ -30,6 +30,8 @@ class HeldOut:
     pairs: list[Pair]
     too_long: int
     """Answers left out because their prompt and answer exceed the context."""
+    unusable: int
+    """Conversations left out because the tokenizer's chat template cannot write them."""
     tokenizer: Any
     """The data set's, which encoded them."""
 
@@ -96,7 +98,7 @@ def write(config: Config, evaluated: Evaluated) -> None:
     """The files of an evaluation."""
     home = evaluated.compared.home
     values = {"models": {k: str(v) for k, v in evaluated.compared.folders.items()}, "fingerprints": evaluated.compared.fingerprints(),
-              "settings": dataclasses.asdict(config.evaluation), "left_out_for_length": evaluated.held_out.too_long, "public": [dataclasses.asdict(s) for s in evaluated.public],
+              "settings": dataclasses.asdict(config.evaluation), "left_out_for_length": evaluated.held_out.too_long, "left_out_for_the_template": evaluated.held_out.unusable, "public": [dataclasses.asdict(s) for s in evaluated.public],
               "rows": [dataclasses.asdict(r) for r in evaluated.rows]}  # fmt: skip
     home.write("results.json", (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode())
     home.write("answers.jsonl", "".join(json.dumps(a, ensure_ascii=False) + "\n" for a in answers(evaluated)).encode())
@@ -120,10 +122,15 @@ def summary(evaluated: Evaluated) -> str:
         lines.append(f"{row.measure:<14}" + "".join(f"{f'{e.value:.4f} [{e.low:.4f}, {e.high:.4f}]':>34}" for e in cells) + _mark(row))
     ended = {name: sum(a[2] for a in r["answers"].values()) for name, r in evaluated.results.items()}
     total = len(evaluated.held_out.pairs)
-    lines.append(f"{len(evaluated.held_out.texts):,} texts, {total:,} answers ({evaluated.held_out.too_long} left out for length); ended by themselves: "
+    lines.append(f"{len(evaluated.held_out.texts):,} texts, {total:,} answers ({_left_out(evaluated.held_out)}); ended by themselves: "
                  + ", ".join(f"{name} {n}" for name, n in ended.items()) + f"; {evaluated.seconds:.1f} s")  # fmt: skip
     lines += [public_table(evaluated.public)] if evaluated.public else []
     return "\n".join([*lines, f"{evaluated.compared.home.uri}/page.html"])
+
+
+def _left_out(held_out: HeldOut) -> str:
+    text = f"{held_out.too_long} left out for length"
+    return text + (f", {held_out.unusable} conversations that the chat template cannot write" if held_out.unusable else "")
 
 
 def _mark(row: Row) -> str:

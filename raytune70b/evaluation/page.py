@@ -28,7 +28,7 @@ def page(config: Config, evaluated: Evaluated, answers: list[dict[str, Any]]) ->
     return environment.from_string(TEMPLATE.read_text()).render(
         title=evaluated.compared.title, models=evaluated.compared.folders, names=list(evaluated.results), confidence=config.evaluation.confidence,
         overall=[r for r in evaluated.rows if r.group == EVERYTHING], groups=grouped(evaluated.rows), samples=samples(answers, config.evaluation.samples),
-        texts=len(evaluated.held_out.texts), answers=len(answers), too_long=evaluated.held_out.too_long, data=config.data.path, public=evaluated.public,
+        texts=len(evaluated.held_out.texts), answers=len(answers), too_long=evaluated.held_out.too_long, unusable=evaluated.held_out.unusable, data=config.data.path, public=evaluated.public,
     )  # fmt: skip
 
 

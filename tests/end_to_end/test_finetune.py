@@ -83,7 +83,7 @@ def answered_by_hand(sample, run, step):
     data, manifest = Folder(sample), read_manifest(Folder(sample))
     tokenizer = load_tokenizer(data / "tokenizer")
     model = live_model(compose([str(run / "config.yaml")]), manifest.vocab_size, Folder(run) / "checkpoints" / folder_name(step))
-    pairs, _ = held_out.pairs(data, tokenizer, 6, 504)
+    pairs, *_ = held_out.pairs(data, tokenizer, 6, 504)
     answers = []
     for pair in pairs:
         made = []
