@@ -29,7 +29,7 @@ from data_pipelines.redact import KINDS
 from data_pipelines.rows import NAMES
 from data_pipelines.sample_corpus import write_sample
 from data_pipelines.sources import InputError, Scan, Shard, find_files, plan_shards, scan_files
-from data_pipelines.tokens import TokenizerError, load_tokenizer, save_tokenizer, train_tokenizer
+from data_pipelines.tokens import TokenizerError, answer_ends, load_tokenizer, save_tokenizer, train_tokenizer
 from data_pipelines.work import Result, Unit, code_version, connect, digest_of, run_stage
 from raytune70b.blocks.manifest import MANIFEST, SPLITS, BlockFile, DataError, Manifest, read_manifest
 from raytune70b.config import ConfigError, UserError
@@ -173,7 +173,7 @@ class _Build:
         self.figures = card.Figures.of(extracted, encoded, duplicates)
         self.write_duplicates(duplicates)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        return Manifest(data.seq_len, len(tokenizer), pad, fingerprint, template, files, {"key": self.key, **counts})
+        return Manifest(data.seq_len, len(tokenizer), pad, fingerprint, template, files, {"key": self.key, "answer_ends": answer_ends(tokenizer), **counts})
 
     def rules(self, shards: list[Shard], evaluation: list[Shard]) -> Rules:
         data, name = self.config.data, ""

@@ -199,6 +199,13 @@ class Encoder:
         return np.concatenate([np.array([self.bos], np.int32), ids[doubled:]]), [s + 1 - doubled for s in spans]
 
 
+def answer_ends(tokenizer: Any) -> list[int]:
+    """The ids that training ends answers with, in a conversation's middle and at its end, ascending; empty where the template ends none."""
+    toy = [("user", "Is it so?"), ("assistant", "Yes.")]
+    made = Encoder(tokenizer, 1 << 20).conversations([toy, toy * 2])
+    return sorted({int(c.piece.ids[end - 1]) for c in made if c.piece is not None for end in c.piece.spans[1::2]})
+
+
 def _parts(text: str) -> list[str]:
     """A long text in parts that the tokenizer takes at full speed, cut behind a blank line where there is one."""
     if len(text) <= LONG_TEXT:

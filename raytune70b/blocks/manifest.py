@@ -74,6 +74,11 @@ class Manifest:
         return sum(f.trained_tokens for f in self.splits[split])
 
     @property
+    def answer_ends(self) -> tuple[int, ...]:
+        """The ids that end a trained answer by the chat template, which need not be the tokenizer's EOS. None are known of older data sets."""
+        return tuple(self.lineage.get("answer_ends", ()))
+
+    @property
     def digest(self) -> str:
         """Names the data set: changes with any byte of a block, the tokenizer or the layout."""
         return xxhash.xxh3_128(self.to_json().encode()).hexdigest()

@@ -34,6 +34,8 @@ class HeldOut:
     """Conversations left out because the tokenizer's chat template cannot write them."""
     tokenizer: Any
     """The data set's, which encoded them."""
+    ends: tuple[int, ...] = ()
+    """Ids that training ended answers with: the base model is stopped there too."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def room_for_prompts(config: Config, models: Sequence[Any]) -> int:
 
 def run_model(config: Config, models: Compared, name: str, held_out: HeldOut) -> dict[str, dict[int, Any]]:
     """One model's results; units that an earlier evaluation finished are read."""
-    settings = settings_of(config)
+    settings = settings_of(config, held_out.ends)
     units = plan(models.fingerprints()[name], held_out.texts, held_out.pairs, settings)
     out = models.home / "units"
     run_units(config, models.folders[name], models.folders["tuned"], units, out, settings)

@@ -81,9 +81,9 @@ class Model:
         return {p.number: self._answer(row) for p, row in zip(pairs, made, strict=True)}
 
     def _ends(self) -> list[int]:
-        """The tokens that end an answer: the model's, and the one that training ended answers with."""
+        """The tokens that end an answer: the model's, and those that training ended answers with."""
         theirs = self.model.generation_config.eos_token_id
-        return list(dict.fromkeys([self.tokenizer.eos_token_id, *(theirs if isinstance(theirs, list) else [theirs] if theirs is not None else [])]))
+        return list(dict.fromkeys([self.tokenizer.eos_token_id, *self.settings.ends, *(theirs if isinstance(theirs, list) else [theirs] if theirs is not None else [])]))
 
     def _answer(self, ids: list[int]) -> tuple[str, int, bool]:
         ends = set(self._ends())

@@ -29,11 +29,13 @@ class Settings:
     batch_tokens: int
     max_new_tokens: int
     dtype: str
+    ends: tuple[int, ...] = ()
+    """Ids that end an answer, beside the tokenizer's and the model's own."""
 
 
-def settings_of(config: Config) -> Settings:
+def settings_of(config: Config, ends: Sequence[int] = ()) -> Settings:
     values = config.evaluation
-    return Settings(values.batch_size, values.batch_tokens, values.max_new_tokens, values.dtype)
+    return Settings(values.batch_size, values.batch_tokens, values.max_new_tokens, values.dtype, tuple(ends))
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def plan(model: str, texts: Sequence[Text], pairs: Sequence[Pair], settings: Set
     units = []
     for group in _groups(prompts, settings.batch_size):
         content = [[p.number, p.prompt_ids] for p in group]
-        units.append(Unit(_key("generate", model, content, settings.batch_size, settings.max_new_tokens, settings.dtype), pairs=tuple(group)))
+        units.append(Unit(_key("generate", model, content, settings.batch_size, settings.max_new_tokens, settings.dtype, settings.ends), pairs=tuple(group)))
     for texts_of_unit in _groups(longest_first, TEXTS_PER_UNIT):
         content = [[t.number, t.ids, t.spans] for t in texts_of_unit]
         units.append(Unit(_key("loss", model, content, settings.batch_tokens, settings.dtype), texts=tuple(texts_of_unit)))

@@ -61,7 +61,7 @@ def export_run(config: Config) -> Exported:
     begin = time.monotonic()
     with staged(target, sum(t.elements * t.dtype.itemsize for t in tensors.values()) + ROOM) as staging:
         tokenizer = write_tokenizer(staging, trained.data, trained.manifest)
-        write_configs(staging, model, tokenizer, wanted.dtype, config.model.path)
+        write_configs(staging, model, tokenizer, trained.manifest.answer_ends, wanted.dtype, config.model.path)
         written = write_safetensors(staging, tensors, int(settings.shard_gb * 1e9))
         if config.model.method != "full":
             write_adapter(staging / ADAPTER, trained.config, trained.manifest.vocab_size, checkpoint)

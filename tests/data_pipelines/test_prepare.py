@@ -212,6 +212,7 @@ def test_a_model_with_its_own_tokenizer_and_template(session, tmp_path):
     assert tokenizer.chat_template == CHATML and manifest.lineage["documents"]["kept"]["validation"] > 0
     answers = [tokenizer.decode(r["input_ids"][a:b]) for s in SPLITS for r in rows(tmp_path / "data", s) for a, b in zip(r["trained_spans"][::2], r["trained_spans"][1::2], strict=True)]
     assert sorted(answers) == sorted(f"Answer number {n}.<|im_end|>" for n in range(40))
+    assert manifest.answer_ends == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
 
 
 def test_documents_that_share_13_words_with_the_evaluation_are_left_out(session, tmp_path):

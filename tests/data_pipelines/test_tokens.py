@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests_tokenizers import KINDS, MISTRAL, NO_END, SHOUTING, TEXTS, byte_level, chatml, llama2, llama3, with_template
+from tests_tokenizers import CHATML, KINDS, MISTRAL, NO_END, SHOUTING, TEXTS, byte_level, chatml, llama2, llama3, with_template
 
 from data_pipelines import tokens
 from data_pipelines.prompts import DEFAULT_TEMPLATE, PromptError, Prompts, prompt_ids
-from data_pipelines.tokens import Encoder, TokenizerError, load_tokenizer, save_tokenizer, train_tokenizer
+from data_pipelines.tokens import Encoder, TokenizerError, answer_ends, load_tokenizer, save_tokenizer, train_tokenizer
 from raytune70b.storage import Folder
 
 ONE = (("user", "What now?"), ("assistant", "As an AI"))
@@ -30,6 +30,19 @@ def test_trained_text_begins_with_the_answer_and_ends_with_its_end_token(kind: s
     encoder = Encoder(KINDS[kind](), 256)
     assert [t.replace(f" {end}", end).strip() for t in trained(encoder, ONE)] == [f"As an AI{end}"]
     assert [t.replace(f" {end}", end).strip() for t in trained(encoder, TWO)] == [f"As an AI{end}", f"Une réponse.{end}"]
+
+
+@pytest.mark.parametrize(("kind", "end"), [("default", "</s>"), ("chatml", "<|im_end|>"), ("llama2", "</s>"), ("llama3", "<|eot_id|>")])
+def test_the_ids_that_end_answers(kind: str, end: str):
+    tokenizer = KINDS[kind]()
+    assert answer_ends(tokenizer) == [tokenizer.convert_tokens_to_ids(end)]
+
+
+def test_a_base_with_a_chat_template_ends_answers_with_another_token_than_its_eos():
+    """As the bases of Qwen: EOS is `<|endoftext|>`, the template's turns end with `<|im_end|>`."""
+    base = with_template(CHATML, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), bos_token=None, eos_token="<|endoftext|>")
+    assert answer_ends(base) == [base.convert_tokens_to_ids("<|im_end|>")] != [base.eos_token_id]
+    assert answer_ends(with_template(NO_END)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -85,6 +87,16 @@ def test_answer_is_plain_greedy_decoding(folder):
     assert made[0] == model.tokenizer.decode(wanted, skip_special_tokens=True).strip() and made[1] == len(wanted)
 
 
+def test_an_answer_ends_where_training_ended_it(folder):
+    prompt, settings = (7, 9, 11, 30, 41), settings_of()
+    plain = Model(folder, folder, settings, 0)
+    _, length, _ = plain.answers([Pair(0, prompt, "", "", "question", "en", "file")])[0]
+    made = plain.model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, pad_token_id=0)[0, len(prompt) :].tolist()
+    assert length > 1, "a second token, which may be made the end"
+    early = Model(folder, folder, dataclasses.replace(settings, ends=(made[1],)), 0).answers([Pair(0, prompt, "", "", "question", "en", "file")])[0]
+    assert early[1:] == ((0 if made[0] == made[1] else 1), True)
+
+
 def test_units_cover_every_item_once_and_resume(tmp_path, texts):
     pairs = [Pair(n, (1,) * (n + 1), "", "", "question", "en", "file") for n in range(10)]
     units, out = plan("model", texts, pairs, settings_of(batch_size=4)), Folder(tmp_path / "units")
@@ -94,10 +106,8 @@ def test_units_cover_every_item_once_and_resume(tmp_path, texts):
     assert pending(units, out) == units[1:] and read_results(units[:1], out)["answers"] == {9: ["x", 1, True]}
 
 
-@pytest.mark.parametrize("change", [{"batch_size": 5}, {"max_new_tokens": 7}, {"dtype": "bf16"}])
+@pytest.mark.parametrize("change", [{"batch_size": 5}, {"max_new_tokens": 7}, {"dtype": "bf16"}, {"ends": (9,)}])
 def test_another_setting_or_model_is_other_work(texts, change):
-    import dataclasses
-
     pairs = [Pair(n, (1, 2), "", "", "question", "en", "file") for n in range(3)]
     keys = {u.key for u in plan("model", texts, pairs, settings_of())}
     changed = {u.key for u in plan("model", texts, pairs, dataclasses.replace(settings_of(), **change)) if u.pairs}
