@@ -63,10 +63,11 @@ def prepare(config: Config) -> Manifest:
     if existing is not None:
         _say(config, f"{target.uri}: unchanged, {existing.rows('train'):,} + {existing.rows('validation'):,} blocks")
         return existing
+    questions = evaluation_hashes(evaluation, config.data.columns) if evaluation else np.zeros(0, np.uint64)
     connect(config)
     target.delete(MANIFEST)
     build = _Build(config, target, key)
-    manifest = build.run(shards, evaluation, tokenizer)
+    manifest = build.run(shards, evaluation, questions, tokenizer)
     seconds = time.monotonic() - started
     card.write(target, config, manifest, build.figures, {**build.progress.seconds, "in all": seconds})
     target.write(MANIFEST, manifest.to_json().encode())
@@ -153,9 +154,9 @@ class _Build:
         self.progress = Progress(config.run.quiet)
         self.figures: card.Figures
 
-    def run(self, shards: list[Shard], evaluation: list[Shard], tokenizer: Any) -> Manifest:
+    def run(self, shards: list[Shard], evaluation: list[Shard], questions: np.ndarray, tokenizer: Any) -> Manifest:
         data = self.config.data
-        rules = self.rules(shards, evaluation)
+        rules = self.rules(shards, evaluation, questions)
         extracts = [self.extract_unit(shard, rules) for shard in shards]
         extracted = run_stage("extract", self.work, extract, extracts, self.progress)
         self.check_quarantine(extracts, extracted)
@@ -175,12 +176,12 @@ class _Build:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         return Manifest(data.seq_len, len(tokenizer), pad, fingerprint, template, files, {"key": self.key, "answer_ends": answer_ends(tokenizer), **counts})
 
-    def rules(self, shards: list[Shard], evaluation: list[Shard]) -> Rules:
+    def rules(self, shards: list[Shard], evaluation: list[Shard], questions: np.ndarray) -> Rules:
+        """`questions`: the hashes of the evaluation files."""
         data, name = self.config.data, ""
         if evaluation:
-            hashes = evaluation_hashes(evaluation, data.columns)
             name = f"evaluation-{digest_of([s.content for s in evaluation], data.columns)}.bin"
-            self.work.write(name, hashes.tobytes())
+            self.work.write(name, questions.tobytes())
         size = sum(p.stop - p.start if p.file.format == "jsonl" else p.file.bytes for s in shards for p in s.pieces)
         partitions = 1 + size // PARTITION_BYTES
         return Rules(data.columns, tuple(data.languages), data.min_words, tuple(data.redact), data.near_duplicates > 0, partitions, name)

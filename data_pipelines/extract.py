@@ -24,7 +24,7 @@ from data_pipelines import dedup
 from data_pipelines.clean import fault, language, normalise, structured
 from data_pipelines.files import ParquetSink, batches, write_partitions
 from data_pipelines.redact import Redaction, find
-from data_pipelines.sources import RAW_BYTES, Bad, Row, Shard, read_shard
+from data_pipelines.sources import RAW_BYTES, Bad, InputError, Row, Shard, read_shard
 from raytune70b.storage import Folder
 
 DOCUMENTS = pa.schema([
@@ -152,17 +152,23 @@ def _judged(row: Row, rules: Rules, contaminated: np.ndarray, tally: _Tally) -> 
     if not reason:
         redaction = Redaction(rules.redact)
         redacted = [redaction.apply(content) for content in contents]
-        own = [c for c, role in zip(redacted, [role for role, _ in row.messages] or [""], strict=True) if role != "system"]  # a system's text is everybody's
-        words = dedup.word_hashes("\n\n".join(own))
+        words = dedup.word_hashes("\n\n".join(_own(row, redacted)))
         reason = "" if row.messages else _fault(redacted[0], words, rules.min_words)
-        if not reason and len(contaminated) and np.isin(dedup.runs(words, CONTAMINATION_WORDS), contaminated).any():
-            reason = "shares 13 words with the evaluation files"
+        if not reason and len(contaminated):
+            plain = words if redacted == contents else dedup.word_hashes("\n\n".join(_own(row, contents)))  # the evaluation's words are not redacted
+            if np.isin(dedup.runs(plain, CONTAMINATION_WORDS), contaminated).any():
+                reason = "shares 13 words with the evaluation files"
     if reason:
         tally.dropped[reason] += 1
         return None
     text = json.dumps([(role, c) for (role, _), c in zip(row.messages, redacted, strict=True)], ensure_ascii=False) if row.messages else redacted[0]
     _count(tally, text, code, redaction, joined)
     return _Kept(row, text, code, words)
+
+
+def _own(row: Row, contents: list[str]) -> list[str]:
+    """A row's contents without the system's, which is everybody's."""
+    return [c for c, (role, _) in zip(contents, row.messages, strict=True) if role != "system"] if row.messages else contents
 
 
 def _fault(text: str, words: np.ndarray, min_words: int) -> str:
@@ -216,11 +222,20 @@ def _write_hashes(out: Folder, key: str, first: int, digests: list[bytes], band_
 
 
 def evaluation_hashes(shards: list[Shard], columns: dict[str, str]) -> np.ndarray:
-    """Sorted hashes of every run of 13 words in the evaluation files; of a shorter text, of all its words."""
+    """Sorted hashes of every run of 13 words in the evaluation files; of a shorter text, of all its words. Raises InputError.
+
+    One row that cannot be read is an error: whatever is left out here may be trained on.
+    """
     found = [np.zeros(0, np.uint64)]
     for shard in shards:
         for row in read_shard(shard, columns):
-            if isinstance(row, Row):
-                texts = [content for role, content in row.messages if role != "system"] or [row.text]
-                found += [dedup.runs(dedup.word_hashes(normalise(t)), CONTAMINATION_WORDS) for t in [*texts, "\n\n".join(texts)]]
-    return np.unique(np.concatenate(found))
+            if isinstance(row, Bad):
+                raise InputError(f"data.evaluation: {row.source}:{row.line}: {row.reason}; mend the row or take it out (data.columns maps names of columns)")
+            texts = [content for role, content in row.messages if role != "system"] or [row.text]
+            plain = [normalise(t) for t in [*texts, "\n\n".join(texts)]]
+            forms = {*plain, *(structured(t)[0] for t in plain)}  # conversations keep the lines that documents lose as boilerplate
+            found += [dedup.runs(dedup.word_hashes(t), CONTAMINATION_WORDS) for t in sorted(forms)]
+    hashes = np.unique(np.concatenate(found))
+    if not len(hashes):
+        raise InputError("data.evaluation: no word in its files, so nothing could be left out for them; give other files, or none")
+    return hashes

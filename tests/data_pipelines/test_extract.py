@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.extract import Extract, Rules, extract
+from data_pipelines.extract import Extract, Rules, evaluation_hashes, extract
 from data_pipelines.redact import KINDS
-from data_pipelines.sources import find_files, plan_shards, scan_files
+from data_pipelines.sources import InputError, Shard, find_files, plan_shards, scan_files
 from raytune70b.storage import Folder
 
 RULES = Rules({}, ("en", "fr"), 5, tuple(k for k in KINDS if k != "name"), True, 3)
@@ -26,10 +27,52 @@ rows = st.one_of(
 )
 
 
+def shards(place: Path) -> list[Shard]:
+    files, _ = find_files([str(place)])
+    return plan_shards(files, scan_files(files, 1 << 20, {}), 1 << 20, {})
+
+
 def extracted(folder: Path, out: Path, rules: Rules = RULES) -> list[tuple[dict, Path]]:
-    files, _ = find_files([str(folder)])
-    shards = plan_shards(files, scan_files(files, 1 << 20, {}), 1 << 20, {})
-    return [(extract(Extract(s, rules, Folder(out)), Folder(out), str(s.index)), out / f"{s.index}.parquet") for s in shards]
+    return [(extract(Extract(s, rules, Folder(out)), Folder(out), str(s.index)), out / f"{s.index}.parquet") for s in shards(folder)]
+
+
+def dropped(folder: Path, training: dict, evaluation: dict) -> dict[str, int]:
+    """Why one training row is dropped beside one evaluation row."""
+    for name, row in (("train", training), ("held", evaluation)):
+        (folder / name).mkdir()
+        (folder / name / "a.jsonl").write_text(json.dumps(row))
+    (folder / "hashes").write_bytes(evaluation_hashes(shards(folder / "held"), {}).tobytes())
+    files = shards(folder / "train")
+    return extract(Extract(files[0], dataclasses.replace(RULES, evaluation="hashes"), Folder(folder)), Folder(folder / "out"), "0")["dropped"]
+
+
+QUESTION = "Which notice must the tenant who wrote to jane.roe@example.com or called 416-555-0199 give to the landlord before the first of May"
+SPLIT = "The landlord shall give the tenant three months of\n{}notice before the end of the term unless the court orders otherwise."
+SHARED = {"shares 13 words with the evaluation files": 1}
+
+
+@pytest.mark.parametrize("training", [
+    {"text": f"It was asked in court. {QUESTION}?"}, {"question": f"{QUESTION}?", "answer": "A month's notice."},
+], ids=["document", "conversation"])  # fmt: skip
+def test_words_with_personal_data_among_them_are_found_in_the_evaluation(tmp_path, training):
+    assert dropped(tmp_path, training, {"question": f"{QUESTION}?", "answer": "It depends."}) == SHARED
+
+
+@pytest.mark.parametrize("question", [SPLIT.format(""), SPLIT.format("Page 3 of 9\n")], ids=["without", "with"])
+def test_a_line_of_boilerplate_does_not_hide_shared_words(tmp_path, question):
+    assert dropped(tmp_path, {"text": SPLIT.format("Page 3 of 9\n")}, {"text": question}) == SHARED
+
+
+def test_an_evaluation_row_that_cannot_be_read_is_one_clear_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"question": "Who is bound by the lease?", "answer": "The tenant."}\n{"prompt": "Who is bound?"}\n')
+    with pytest.raises(InputError, match=r"data\.evaluation: a\.jsonl:2: text is missing; .*data\.columns"):
+        evaluation_hashes(shards(tmp_path / "a.jsonl"), {})
+
+
+def test_evaluation_files_without_a_word_are_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "?!"}\n')
+    with pytest.raises(InputError, match=r"data\.evaluation: no word in its files"):
+        evaluation_hashes(shards(tmp_path / "a.jsonl"), {})
 
 
 @settings(max_examples=60)
