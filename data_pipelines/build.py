@@ -4,9 +4,9 @@
     a shard    duplicates over all shards                      a shard   a file
 
 Promises: the same inputs give the same bytes and the same manifest digest on any number of CPUs; a killed run goes on
-where it stopped; an unchanged data set is recognised in seconds and not made again; any change of input, setting, tokenizer,
-template or code makes another one. Wrong, missing or empty input is one UserError before Ray starts. The manifest is
-removed first and written last, so a half-made data set does not exist.
+where it stopped; an unchanged data set is recognised as fast as its files can be read, and a damaged one is made whole; any change
+of input, setting, tokenizer, template or code makes another one. Wrong, missing or empty input is one UserError before Ray
+starts. The manifest is removed first and written last, so a half-made data set does not exist.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ import pyarrow.parquet as pq
 
 from data_pipelines import card, held_out, lineage, stages
 from data_pipelines.duplicates import Duplicates, find_duplicates
+from data_pipelines.existing import TOKENIZER, block_file, existing, is_whole
 from data_pipelines.extract import Extract, Rules, evaluation_hashes, extract
 from data_pipelines.progress import Progress
 from data_pipelines.redact import KINDS
 from data_pipelines.rows import NAMES
 from data_pipelines.sample_corpus import write_sample
 from data_pipelines.sources import InputError, Scan, Shard, find_files, plan_shards, scan_files
-from data_pipelines.tokens import TokenizerError, answer_ends, load_tokenizer, save_tokenizer, train_tokenizer
+from data_pipelines.tokens import TokenizerError, answer_ends, check_place, load_tokenizer, save_tokenizer, train_tokenizer
 from data_pipelines.work import Result, Unit, code_version, connect, digest_of, run_stage
-from raytune70b.blocks.manifest import MANIFEST, SPLITS, BlockFile, DataError, Manifest, read_manifest
+from raytune70b.blocks.manifest import MANIFEST, SPLITS, BlockFile, Manifest
 from raytune70b.config import ConfigError, UserError
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
@@ -58,11 +59,13 @@ def prepare(config: Config) -> Manifest:
     evaluation = plan(config, config.data.evaluation) if config.data.evaluation else []
     tokenizer = None if config.data.tokenizer == "train" else load_tokenizer(config.data.tokenizer)
     _check_vocabulary(config, tokenizer)
+    if tokenizer is not None:
+        check_place(tokenizer, Folder(config.data.tokenizer), target / TOKENIZER)
     key = _key(config, shards, evaluation, tokenizer)
-    existing = _existing(target, key)
-    if existing is not None:
-        _say(config, f"{target.uri}: unchanged, {existing.rows('train'):,} + {existing.rows('validation'):,} blocks")
-        return existing
+    there = existing(target, key)
+    if there is not None:
+        _say(config, f"{target.uri}: unchanged, {there.rows('train'):,} + {there.rows('validation'):,} blocks")
+        return there
     questions = evaluation_hashes(evaluation, config.data.columns) if evaluation else np.zeros(0, np.uint64)
     connect(config)
     target.delete(MANIFEST)
@@ -134,17 +137,6 @@ def _key(config: Config, shards: list[Shard], evaluation: list[Shard], tokenizer
     return digest_of(code_version(), settings, own, [s.content for s in shards], [s.content for s in evaluation])
 
 
-def _existing(target: Folder, key: str) -> Manifest | None:
-    """The data set that is there, when it is the one that would be made and its files are in place."""
-    try:
-        manifest = read_manifest(target)
-    except DataError:
-        return None
-    whole = all(target.size(f.name) == f.bytes for split in SPLITS for f in manifest.splits[split])
-    whole = whole and target.size(held_out.HELD_OUT) is not None
-    return manifest if whole and manifest.lineage.get("key") == key else None
-
-
 class _Build:
     """One run of the stages; what they hand on stands in the work folder."""
 
@@ -163,7 +155,7 @@ class _Build:
         duplicates = find_duplicates(self.work, extracts, rules.partitions, data.near_duplicates, self.progress)
         if tokenizer is None:
             tokenizer = train_tokenizer(self.training_texts(extracts, duplicates), data.vocab_size)
-        fingerprint, template = save_tokenizer(tokenizer, self.target / "tokenizer")
+        fingerprint, template = save_tokenizer(tokenizer, self.target / TOKENIZER, alone=True)
         encodes = [self.encode_unit(u, r, duplicates, fingerprint) for u, r in zip(extracts, extracted, strict=True)]
         encoded = run_stage("encode", self.work, stages.encode, encodes, self.progress)
         files = self.publish(encodes, encoded)
@@ -174,7 +166,7 @@ class _Build:
         self.figures = card.Figures.of(extracted, encoded, duplicates)
         self.write_duplicates(duplicates)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        return Manifest(data.seq_len, len(tokenizer), pad, fingerprint, template, files, {"key": self.key, "answer_ends": answer_ends(tokenizer), **counts})
+        return Manifest(data.seq_len, len(tokenizer), pad, fingerprint, template, files, {"key": self.key, "answer_ends": answer_ends(tokenizer), "held_out": self.target.checksum(held_out.HELD_OUT), **counts})
 
     def rules(self, shards: list[Shard], evaluation: list[Shard], questions: np.ndarray) -> Rules:
         """`questions`: the hashes of the evaluation files."""
@@ -224,7 +216,7 @@ class _Build:
     def encode_unit(self, unit: Unit, result: Result, duplicates: Duplicates, fingerprint: str) -> Unit:
         data, dropped = self.config.data, _dropped(duplicates, unit)
         key = digest_of("encode", unit.key, dropped.tobytes().hex(), fingerprint, data.seq_len, data.validation_fraction)
-        payload = stages.Encode(self.work / "extract", unit.key, dropped, data.validation_fraction, self.target / "tokenizer", fingerprint, data.seq_len)
+        payload = stages.Encode(self.work / "extract", unit.key, dropped, data.validation_fraction, self.target / TOKENIZER, fingerprint, data.seq_len)
         return Unit(key, payload, max(1, result["counts"].get("characters", 0)))
 
     def write_held_out(self, extracts: list[Unit], duplicates: Duplicates) -> None:
@@ -250,10 +242,10 @@ class _Build:
                 first += blocks
         stage = f"publish-{self.key[:12]}"
         self.drop_stale({u.payload.name for _, u in work}, stage)
-        written = run_stage(stage, self.work, stages.publish, [u for _, u in work], self.progress)
+        written = run_stage(stage, self.work, stages.publish, [u for _, u in work], self.progress, lambda r: is_whole(self.target, block_file(r)))
         files: dict[str, tuple[BlockFile, ...]] = {split: () for split in SPLITS}
         for (split, _), w in zip(work, written, strict=True):
-            files[split] += (BlockFile(w["name"], tuple(w["row_groups"]), w["trained_tokens"], w["bytes"], w["xxh3"]),)
+            files[split] += (block_file(w),)
         return files
 
     def drop_stale(self, names: set[str], stage: str) -> None:

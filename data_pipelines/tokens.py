@@ -22,6 +22,7 @@ import xxhash
 
 from data_pipelines.packing import Piece, document_pieces
 from data_pipelines.prompts import DEFAULT_TEMPLATE, PromptError, Prompts, Turn
+from raytune70b.blocks.manifest import tokenizer_digest
 from raytune70b.config import UserError
 from raytune70b.storage import Folder
 
@@ -72,16 +73,33 @@ def _loaded(local: Path, fast: bool) -> Any:
         raise TokenizerError(f"data.tokenizer: {local} cannot be loaded ({str(error).splitlines()[0]})") from error
 
 
-def save_tokenizer(tokenizer: Any, folder: Folder) -> tuple[str, str]:
-    """Writes the tokenizer as a Hugging Face folder; returns the fingerprints of its files and of its chat template."""
+def save_tokenizer(tokenizer: Any, folder: Folder, alone: bool = False) -> tuple[str, str]:
+    """Writes the tokenizer as a Hugging Face folder; returns the fingerprints of its files and of its chat template.
+
+    `alone` removes whatever else is in the folder, such as the files of another tokenizer.
+    """
+    files = saved_files(tokenizer)
+    for name, content in files.items():
+        folder.write(name, content)
+    for name in [n for n, _ in folder.files() if alone and n not in files]:
+        folder.delete(name)
+    return tokenizer_digest(files), xxhash.xxh3_128_hexdigest(Prompts.of(tokenizer).template.encode())
+
+
+def saved_files(tokenizer: Any) -> dict[str, bytes]:
+    """Relative name -> content of the files of a tokenizer's Hugging Face folder."""
     with tempfile.TemporaryDirectory() as temporary:
         tokenizer.save_pretrained(temporary)
-        digest = xxhash.xxh3_128()
-        for path in sorted(Path(temporary).rglob("*")):
-            if path.is_file():
-                digest.update(path.name.encode() + b"\0" + path.read_bytes())
-                folder.write(str(path.relative_to(temporary)), path.read_bytes())
-    return digest.hexdigest(), xxhash.xxh3_128_hexdigest(Prompts.of(tokenizer).template.encode())
+        return {str(path.relative_to(temporary)): path.read_bytes() for path in Path(temporary).rglob("*") if path.is_file()}
+
+
+def check_place(tokenizer: Any, given: Folder, own: Folder) -> None:
+    """Refuses a given tokenizer that lies where the data set keeps its own, beside files that the writing of `own` would remove. Raises TokenizerError."""
+    if given.uri != own.uri and not given.uri.startswith(own.uri + "/"):
+        return
+    lost = {name for name, _ in own.files()} - saved_files(tokenizer).keys()
+    if lost:
+        raise TokenizerError(f"data.tokenizer: {given.uri} lies in {own.uri}, where data.path keeps its own tokenizer and would remove {min(lost)}; copy it elsewhere and give that folder")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:

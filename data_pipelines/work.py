@@ -74,10 +74,15 @@ def connect(config: Config) -> None:
     context.print_on_execution_start = False
 
 
-def run_stage(name: str, work: Folder, function: Function, units: Sequence[Unit], progress: Progress) -> list[Result]:
-    """The results of all units, in their order; those that are on disk already are not run again. Raises UserError."""
+def run_stage(
+    name: str, work: Folder, function: Function, units: Sequence[Unit], progress: Progress, whole: Callable[[Result], bool] = lambda _: True
+) -> list[Result]:
+    """The results of all units, in their order; those that are on disk already are not run again. Raises UserError.
+
+    `whole` tells of a result on disk whether what it wrote outside of the work folder is there still.
+    """
     out = work / name
-    results = _finished(out, {u.key for u in units})
+    results = {key: result for key, result in _finished(out, {u.key for u in units}).items() if whole(result)}
     pending = [u for u in units if u.key not in results]
     progress.begin(name, [u.weight for u in units if u.key in results] + [u.weight for u in pending], len(units) - len(pending))
     for number, text in _run(function, pending, out):

@@ -32,8 +32,8 @@ def main(config: Config) -> int:
 
     def load(data: Folder, texts: int | None, conversations: int | None, longest_prompt: int) -> HeldOut:
         tokenizer, manifest = load_tokenizer(data / "tokenizer"), read_manifest(data)
-        pairs, *left_out = held_out.pairs(data, tokenizer, conversations, longest_prompt)
-        return HeldOut(held_out.texts(data, tokenizer, manifest.seq_len, texts), pairs, *left_out, tokenizer, manifest.answer_ends)
+        pairs, too_long, unusable = held_out.pairs(data, tokenizer, conversations, longest_prompt)
+        return HeldOut(held_out.texts(data, tokenizer, manifest.seq_len, texts), pairs, too_long, unusable, tokenizer, manifest.answer_ends)
 
     evaluated = evaluate(config, load)
     print(summary(evaluated), flush=True)

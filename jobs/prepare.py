@@ -3,7 +3,7 @@
     python jobs/prepare.py [FILE.yaml ...] [key=value ...]
     python jobs/prepare.py data.inputs=[contracts.jsonl,statutes/] data.path=data/mine data.tokenizer=models/llama data.seq_len=4096
 
-Run again with the same inputs it recognises the data set in seconds; killed, it goes on where it stopped.
+Run again with the same inputs it compares the data set with its checksums, and mends what is damaged; killed, it goes on where it stopped.
 
 exit codes: 0 the data set is there; 1 failed; 2 wrong input or configuration.
 """

@@ -17,6 +17,7 @@ position t - 1.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -127,6 +128,14 @@ def write_block_file(folder: Folder, name: str, table: pa.Table, row_group_block
     folder.write(name, sink.getvalue())
     spans = table.column("trained_spans").combine_chunks().flatten().to_numpy()
     return describe_file(folder, name, int((spans[1::2] - spans[::2]).sum()))
+
+
+def tokenizer_digest(files: Mapping[str, bytes]) -> str:
+    """Fingerprint of a tokenizer folder from its files' names, relative to it, and contents: `Manifest.tokenizer`."""
+    digest = xxhash.xxh3_128()
+    for name in sorted(files):
+        digest.update(name.rsplit("/", 1)[-1].encode() + b"\0" + files[name])
+    return digest.hexdigest()
 
 
 def verify_file(folder: Folder, entry: BlockFile) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from transformers import GenerationConfig
 
-from raytune70b.blocks.manifest import DataError, Manifest
+from raytune70b.blocks.manifest import DataError, Manifest, tokenizer_digest
 from raytune70b.config import UserError
 from raytune70b.storage import Folder
 
@@ -23,14 +22,11 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "typical_p": 1.0, "ep
 def write_tokenizer(staging: Path, data: Folder, manifest: Manifest) -> Any:
     """Copies the tokenizer that made the token blocks, chat template included, and loads the copy. Raises DataError, UserError."""
     source = data / TOKENIZER
-    digest = xxhash.xxh3_128()
-    names = [name for name, _ in source.files()]
-    for name in names:
-        content = source.read(name)
-        digest.update(name.rsplit("/", 1)[-1].encode() + b"\0" + content)
+    files = {name: source.read(name) for name, _ in source.files()}
+    for name, content in files.items():
         (staging / name).parent.mkdir(parents=True, exist_ok=True)
         (staging / name).write_bytes(content)
-    if digest.hexdigest() != manifest.tokenizer:
+    if tokenizer_digest(files) != manifest.tokenizer:
         raise DataError(f"{source.uri}: is not the tokenizer that the token blocks were made with; run jobs/prepare.py again, or give data.path=FOLDER")
     from transformers import AutoTokenizer
 

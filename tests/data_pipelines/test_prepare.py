@@ -21,7 +21,7 @@ from tests_tokenizers import CHATML, chatml, with_template
 from data_pipelines import build
 from data_pipelines.redact import KINDS, find
 from data_pipelines.sample_corpus import write_sample
-from data_pipelines.tokens import load_tokenizer
+from data_pipelines.tokens import check_place, load_tokenizer, save_tokenizer
 from raytune70b.blocks.manifest import SPLITS, Manifest, read_manifest, verify_file
 from raytune70b.config import UserError, compose
 from raytune70b.storage import Folder
@@ -187,9 +187,39 @@ def test_any_change_makes_another_data_set(corpus, tmp_path, monkeypatch):
 
 def test_a_damaged_data_set_is_made_again(session, corpus, tmp_path):
     manifest = prepared(tmp_path, corpus)
-    (tmp_path / manifest.splits["train"][0].name).unlink()
+    flip(tmp_path / manifest.splits["train"][0].name)
     assert prepared(tmp_path, corpus) == manifest
     verify_file(Folder(tmp_path), manifest.splits["train"][0])
+
+
+def flip(path: Path) -> None:
+    """Flips one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_is_damaged_is_mended_from_the_work_that_was_kept(session, corpus, tmp_path):
+    keep = ("data.keep_work=true",)
+    manifest = prepared(tmp_path, corpus, more=keep)
+    block, held_out, stale = tmp_path / manifest.splits["train"][0].name, tmp_path / "held_out.parquet", tmp_path / "tokenizer/additional_chat_templates/tool.jinja"
+    whole, held = contents(tmp_path), held_out.read_bytes()
+    stale.parent.mkdir()
+    for harm in (block.unlink, lambda: flip(block), lambda: flip(held_out), lambda: stale.write_text("of another tokenizer"), lambda: flip(tmp_path / "tokenizer/tokenizer.json")):
+        harm()
+        assert prepared(tmp_path, corpus, more=keep) == manifest
+        assert contents(tmp_path) == whole and held_out.read_bytes() == held and not stale.exists()
+
+
+def test_a_tokenizer_that_lies_where_the_data_sets_own_is_written(tmp_path):
+    own = Folder(tmp_path / "tokenizer")
+    save_tokenizer(chatml(), own)
+    check_place(chatml(), own, own)  # written as it is: nothing is lost
+    save_tokenizer(chatml(), own / "mine")
+    for given in (own, own / "mine"):
+        with pytest.raises(UserError, match=r"data\.tokenizer: .*tokenizer.* would remove mine/"):
+            check_place(chatml(), given, own)
+    check_place(chatml(), Folder(tmp_path / "tokenizer-2"), own)
 
 
 def legal(draw: random.Random, words: int = 60) -> str:
