@@ -8,7 +8,7 @@ line break with the one that ends the prompt, and the training text would no lon
 
 Promises: `answers` finds in the rendered text where each assistant turn begins - exactly where the generation prompt of an
 evaluation ends - and where its content ends. Templates need no generation tags. A template that rewrites the turns so
-that they cannot be found again is an error, never a guess.
+that they cannot be found again is an error, never a guess. One that asks for today's date is given `TODAY`, on every day.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, cast
 
 Turn = tuple[str, str]
@@ -28,6 +29,11 @@ DEFAULT_TEMPLATE = (
     "{% else %}{{ '### Instruction:\\n' + message['content'] + '\\n\\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\\n' }}{% endif %}"
 )
+
+
+TODAY = datetime(2024, 7, 26)
+"""The date of a template that asks for it (Llama 3.2 tells the model what day it is): the same inputs give the same tokens on any day, and
+an evaluation's prompts are those of the training. It is the one that Llama 3.1's template has where it is told none."""
 
 
 class PromptError(ValueError):
@@ -53,15 +59,16 @@ class Prompts:
     def render(self, turns: Sequence[Turn], generation: bool = False) -> str:
         """The text of a conversation; with `generation` it ends where an answer begins. Raises PromptError."""
         from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils.chat_template_utils import _compile_jinja_template
 
         messages = [{"role": role, "content": content.strip()} for role, content in turns]
         values: dict[str, Any] = dict(self.special_tokens)
         try:
-            rendered, _ = cast(Any, render_jinja_template)([messages], chat_template=self.template, add_generation_prompt=generation, **values)
+            # not by `render_jinja_template`, which gives no value to a template that can be called
+            compiled = cast(Any, _compile_jinja_template)(self.template)
+            return str(compiled.render(messages=messages, tools=None, documents=None, add_generation_prompt=generation, strftime_now=TODAY.strftime, **values))
         except TemplateError as error:
             raise PromptError(f"the chat template refuses it: {error}") from error
-        return rendered[0]
 
     def answers(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int]]]:
         """The rendered text, and (start, end) in characters of every assistant turn's content. Raises PromptError."""

@@ -87,6 +87,11 @@ def test_an_answer_that_the_question_quotes_is_not_looked_for_there():
     assert [t.strip() for t in trained(Encoder(with_template(MISTRAL), 256), turns[:3])] == ["yes</s>"]
 
 
+def test_a_template_that_asks_for_the_date_gives_the_same_text_on_any_day():
+    asks = "{% if strftime_now is defined %}{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}{% endif %}" + DEFAULT_TEMPLATE
+    assert Prompts.of(with_template(asks)).render(ONE).startswith("Today: 26 Jul 2024\n<s>### Instruction:\nWhat now?")
+
+
 def test_what_a_template_hides_is_told():
     (made,) = Encoder(with_template(NO_END), 256).conversations([ONE])
     assert made.piece is None and made.reason == "no end token behind an answer"
