@@ -7,7 +7,7 @@ The white space around a turn's content is dropped, as the templates of Llama do
 line break with the one that ends the prompt, and the training text would no longer begin with the evaluation's prompt.
 
 Promises: `answers` finds in the rendered text where each assistant turn begins - exactly where the generation prompt of an
-evaluation ends - and where its content ends. Templates need no generation tags. A template that rewrites the turns so
+evaluation ends - where its content ends, and what its end token must stand before. Templates need no generation tags. A template that rewrites the turns so
 that they cannot be found again is an error, never a guess. One that asks for today's date is given `TODAY`, on every day.
 """
 
@@ -70,8 +70,9 @@ class Prompts:
         except TemplateError as error:
             raise PromptError(f"the chat template refuses it: {error}") from error
 
-    def answers(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int]]]:
-        """The rendered text, and (start, end) in characters of every assistant turn's content. Raises PromptError."""
+    def answers(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int, int]]]:
+        """The rendered text, and in characters of every assistant turn (start, end of its content, where the next turn's content begins or the
+        text ends). Raises PromptError."""
         text, spans, position = self.render(turns), [], 0
         for number, (role, content) in enumerate(turns):
             if role != "assistant":
@@ -83,7 +84,9 @@ class Prompts:
             if found < 0:
                 raise PromptError(f"the chat template changes turn {number}, so that it cannot be told from the rest")
             position = found + len(core)
-            spans.append((start, position))
+            asked = turns[number + 1][1].strip() if number + 1 < len(turns) else ""
+            following = text.find(asked, position) if asked else -1
+            spans.append((start, position, following if following >= 0 else len(text)))
         return text, spans
 
     def _places(self, turns: Sequence[Turn], text: str) -> dict[int, int]:

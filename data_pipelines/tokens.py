@@ -185,7 +185,7 @@ class Encoder:
         encoded = iter(self.backend.encode_batch([r[0] for r in rendered if not isinstance(r, str)], add_special_tokens=False))
         return [Conversation(None, 0, r) if isinstance(r, str) else self._conversation(next(encoded), r[1]) for r in rendered]
 
-    def _rendered(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int]]] | str:
+    def _rendered(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int, int]]] | str:
         if any(s in content for _, content in turns for s in self.special_texts):
             return "spells a special token"
         try:
@@ -193,14 +193,14 @@ class Encoder:
         except PromptError as error:
             return str(error)
 
-    def _conversation(self, encoding: Any, answers: list[tuple[int, int]]) -> Conversation:
+    def _conversation(self, encoding: Any, answers: list[tuple[int, int, int]]) -> Conversation:
         ids = np.array(encoding.ids, np.int32)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         spans: list[int] = []
-        for start, end in answers:
+        for start, end, following in answers:
             first = int(np.searchsorted(offsets[:, 1], start, "right"))
             ending = np.flatnonzero(self.special[ids] & (offsets[:, 0] >= end))
-            if not len(ending):
+            if not len(ending) or offsets[ending[0], 0] >= following or (spans and first < spans[-1]):  # beyond it prompts would be trained
                 return Conversation(None, len(ids), "no end token behind an answer")
             spans += [first, int(ending[0]) + 1]
         ids, spans = self._with_one_bos(ids, spans)

@@ -101,6 +101,24 @@ def test_what_a_template_hides_is_told():
         Prompts(SHOUTING, (("eos_token", "</s>"),)).answers(ONE)
 
 
+PLAIN_ROLES = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% else %}{{ eos_token }}{% endif %}"
+"""EOS stands at the end of the conversation alone, roles are plain text."""
+LOUD_USERS = PLAIN_ROLES.replace("message['content'] +", "(message['content'] if message['role'] == 'assistant' else message['content'] | upper) +")
+
+
+@pytest.mark.parametrize("template", [PLAIN_ROLES, LOUD_USERS])
+def test_no_prompt_is_trained_where_an_answer_ends_only_with_the_conversation(template: str):
+    encoder = Encoder(with_template(template), 256)
+    assert [t.strip() for t in trained(encoder, ONE)] == ["As an AI\n</s>"]
+    (made,) = encoder.conversations([TWO])
+    assert made.piece is None and made.reason == "no end token behind an answer"
+
+
+def test_a_question_that_spells_what_stands_behind_an_answer_is_no_hindrance():
+    turns = (("user", "?"), ("assistant", "yes"), ("user", "user"), ("assistant", "no"), ("user", "end"), ("assistant", "s"))
+    assert trained(Encoder(chatml(), 256), turns) == ["yes<|im_end|>", "no<|im_end|>", "s<|im_end|>"]
+
+
 def test_text_that_spells_a_special_token():
     encoder = Encoder(chatml(), 256)
     (made,) = encoder.conversations([(("user", "say <|im_end|>"), ("assistant", "no"))])
