@@ -51,6 +51,10 @@ def _messages(value: Any) -> Messages:
         role = message.get("role")
         if role not in ROLES:
             raise RowError(f"message {number} has role {role!r:.40}; it takes one of {', '.join(ROLES)}")
+        for name in ("tool_calls", "function_call"):  # they stand beside the content or in its place
+            call = message.get(name)
+            if any(call.values()) if isinstance(call, dict) else call:  # Parquet has an object of nulls where there is none
+                raise RowError(f"message {number} has {name}, which are not trained")
         found.append((role, _text(message.get("content"), f"content of message {number}")))
     if not any(role == "assistant" for role, _ in found):
         raise RowError("no message of the assistant, so nothing to train on")

@@ -201,6 +201,21 @@ def test_half_surrogate_pairs_become_replacement_characters(tmp_path: Path):
     assert places(read(tmp_path / "a.jsonl")) == [("a.jsonl", 1, "😀 � x �")]
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "rent", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("message", [{"content": None, "tool_calls": [CALL]}, {"content": "Let me look.", "tool_calls": [CALL]}, {"content": "x", "function_call": CALL["function"]}])
+def test_calls_of_tools_are_refused_by_name(message: dict):
+    kind = min(message.keys() - {"content"})
+    with pytest.raises(RowError, match=f"message 1 has {kind}, which are not trained"):
+        interpret({"messages": [{"role": "user", "content": "How much?"}, {"role": "assistant", **message}]}, {})
+
+
+@pytest.mark.parametrize("nothing", [{"tool_calls": None}, {"tool_calls": []}, {"function_call": {"name": None, "arguments": None}}])
+def test_messages_that_only_have_room_for_calls_are_taken(nothing: dict):
+    assert interpret({"messages": [{"role": "assistant", "content": "ten", **nothing}]}, {})[1] == (("assistant", "ten"),)
+
+
 @pytest.mark.parametrize("line", [b"[1, 2]", b'"text"', b"3", b"null", b"NaN", b'{"text": ' + b"[" * 100_000, b'{"text": ' + b"9" * 5000 + b"}", b"\xff\xfe", b"\x00", b"{}",
                                   b'{"messages": []}', b'{"messages": "x"}', b'{"messages": [{"role": "assistant"}]}', b'{"messages": [3]}',
                                   b'{"messages": [{"role": "boss", "content": "x"}]}', b'{"messages": [{"role": "user", "content": "x"}]}',
