@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_pipelines.extract import BATCH
@@ -30,6 +29,7 @@ from raytune70b.storage import Folder
 HELD_OUT = "held_out.parquet"
 ANY_LENGTH = 1 << 40
 """Tokens: a conversation that is too long for a block can still be asked."""
+CHAT_ROWS = 65536
 SCHEMA = pa.schema([("text", pa.string()), ("chat", pa.bool_()), ("language", pa.string()), ("source", pa.string()), ("line", pa.int64())])
 
 
@@ -103,14 +103,23 @@ def pairs(data: Folder, tokenizer: Any, most: int | None, longest_prompt: int) -
 
 
 def _rows(data: Folder, most: int | None, chats_only: bool) -> Iterator[list[dict[str, Any]]]:
-    """Batches of held-out rows. Raises DataError where there is no such file."""
+    """Batches of held-out rows; of more than `most`, so many spread over the file, and no other's text is read. Raises DataError where there is
+    no such file."""
     if data.size(HELD_OUT) is None:
         raise DataError(f"{data.uri}: holds no {HELD_OUT}, so there is nothing to evaluate on; make the data set again with jobs/prepare.py")
     with data.open(HELD_OUT) as source:
-        table = pq.read_table(source)
-    if chats_only:
-        table = table.filter(pc.field("chat"))
-    if most is not None and table.num_rows > most:
-        table = table.take(np.linspace(0, table.num_rows - 1, most).astype(np.int64))
-    for batch in table.to_batches(BATCH):
-        yield batch.to_pylist()
+        parquet, first = pq.ParquetFile(source), 0
+        chosen = _chosen(parquet, most, chats_only)
+        for group in range(parquet.num_row_groups):
+            stop = first + parquet.metadata.row_group(group).num_rows
+            rows = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, stop)] - first
+            if len(rows):
+                yield parquet.read_row_group(group).take(rows).to_pylist()
+            first = stop
+
+
+def _chosen(parquet: pq.ParquetFile, most: int | None, chats_only: bool) -> np.ndarray:
+    """Numbers of the rows to read, ascending."""
+    chats = [batch.column(0).to_numpy(zero_copy_only=False) for batch in parquet.iter_batches(CHAT_ROWS, columns=["chat"])] if chats_only else []
+    rows = np.flatnonzero(np.concatenate([*chats, np.zeros(0, bool)])) if chats_only else np.arange(parquet.metadata.num_rows)
+    return rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)] if most is not None and len(rows) > most else rows

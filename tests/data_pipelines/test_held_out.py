@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -44,3 +45,19 @@ def test_a_conversation_longer_than_a_block_is_asked_while_its_prompts_fit(tmp_p
     data = write(tmp_path, [[["user", "w " * 40], ["assistant", "so"], ["user", "w " * 900], ["assistant", "no"]]])
     pairs, too_long, unusable = held_out.pairs(data, byte_level(), None, 200)
     assert [p.answer for p in pairs] == ["so"] and (too_long, unusable) == (1, 0)
+
+
+@pytest.mark.parametrize("chats_only", [False, True])
+@pytest.mark.parametrize("most", [None, 1, 2, 7, 39, 40])
+def test_the_rows_that_are_read_are_spread_over_the_file_and_no_other_text_is(tmp_path, monkeypatch, most, chats_only):
+    documents = [[["user", f"{n}?"], ["assistant", f"answer {n}"]] if n % 3 else f"text {n}" for n in range(60)]
+    data = write(tmp_path, documents, group=4)
+    wanted = [n for n in range(60) if n % 3 or not chats_only]
+    if most is not None and len(wanted) > most:
+        wanted = [wanted[n] for n in np.linspace(0, len(wanted) - 1, most).astype(int)]
+    read = pq.ParquetFile.read_row_group
+    groups = []
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda self, group, *more: groups.append(group) or read(self, group, *more))
+    monkeypatch.delattr(pq, "read_table")
+    assert [row["line"] for rows in held_out._rows(data, most, chats_only) for row in rows] == wanted
+    assert groups == sorted({n // 4 for n in wanted})
