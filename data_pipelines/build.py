@@ -42,7 +42,7 @@ SCANS = "inputs.json"
 TRAIN_CHARACTERS = 50_000_000
 """Of the kept documents, so much is read to train a tokenizer."""
 PARTITION_BYTES = 500_000_000
-"""Of the inputs, so much is searched for duplicates at once: about 70 MB of hashes."""
+"""Of the inputs, so much is searched for duplicates at once: about 130 MB of hashes."""
 NOT_IN_KEY = ("path", "inputs", "tokenizer", "evaluation", "max_quarantined", "shuffle_window", "keep_work")
 
 

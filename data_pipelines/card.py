@@ -83,8 +83,7 @@ def _text(config: Config, manifest: Manifest, figures: Figures, seconds: dict[st
     lines += [
         f"- blocks of {manifest.seq_len} tokens: {found['blocks']['train']:,} to train on, {found['blocks']['validation']:,} for validation",
         f"- tokenizer `{manifest.tokenizer}` with {manifest.vocab_size:,} ids, prompt layout `{manifest.chat_template}`",
-        f"- {found['tokens']['trained']:,} of {found['tokens']['out']:,} tokens are trained; padding is {_share(found['tokens']['padding'], manifest)}",
-        f"- {found['split_overlap']} documents stand, as equal or near copies, on both sides of the split", "",
+        f"- {found['tokens']['trained']:,} of {found['tokens']['out']:,} tokens are trained; padding is {_share(found['tokens']['padding'], manifest)}", "",
     ]  # fmt: skip
     lines += ["## What was kept and dropped", "", "| stage | what | count |", "|---|---|---:|"]
     lines += [f"| {stage} | {what} | {count:,} |" for stage, what, count in lineage.table(found)]

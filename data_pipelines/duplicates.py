@@ -46,8 +46,9 @@ def candidates(payload: Candidates, out: Folder, key: str) -> Result:
     high, low, documents = (np.concatenate([batch.column(n).to_numpy() for batch in exact]) for n in range(3))
     duplicates = dedup.exact_duplicates(high, low, documents)
     bands = [read_partition(payload.extracted, f"{k}.bands.arrow", payload.partition) for k in payload.keys]
-    hashes, owners = (np.concatenate([batch.column(n).to_numpy() for batch in bands]) for n in range(2))
-    pairs = dedup.candidate_pairs(hashes, owners)
+    hashes, owners = (np.concatenate([batch.column(n).to_numpy() for batch in bands]) for n in (0, 2))
+    halves = np.concatenate([batch.column(1).flatten().to_numpy() for batch in bands]).reshape(-1, dedup.HALVES)
+    pairs = dedup.candidate_pairs(hashes, halves, owners)
     out.write(f"{key}.exact", duplicates.tobytes())
     out.write(f"{key}.pairs", pairs.tobytes())
     return {"counts": {"exact": len(duplicates), "pairs": len(pairs)}}
@@ -122,8 +123,6 @@ class Duplicates:
     report: pa.Table
     groups: list[int]
     """Sizes of the groups of duplicates."""
-    overlap: int
-    """Pairs of near or equal documents that are both kept: what could stand on both sides of the split."""
 
 
 def find_duplicates(work: Folder, extracts: list[Unit], partitions: int, threshold: float, progress: Progress) -> Duplicates:
@@ -133,7 +132,7 @@ def find_duplicates(work: Folder, extracts: list[Unit], partitions: int, thresho
     run_stage("candidates", work, candidates, units, progress)
     exact = np.concatenate([_read_pairs(work / "candidates", f"{u.key}.exact") for u in units])
     pairs = dedup.unique_pairs(_read_pairs(work / "candidates", f"{u.key}.pairs") for u in units)
-    pairs = pairs[~np.isin(pairs, exact[:, 0]).any(axis=1)]  # an equal document's pairs are those of the one that stands for it
+    pairs = dedup.originals(pairs, exact)  # in a large bucket the one that stands for it may have other pairs
     if threshold == 0:
         pairs = pairs[:0]
     chunks = _by_component(pairs)
@@ -184,7 +183,7 @@ def _rows_of(documents: np.ndarray, shard: int) -> np.ndarray:
 
 def _decided(exact: np.ndarray, near: np.ndarray, places: pa.Table | None) -> Duplicates:
     if places is None:
-        return Duplicates({}, {"exact": 0, "near": 0}, REPORT.empty_table(), [], 0)
+        return Duplicates({}, {"exact": 0, "near": 0}, REPORT.empty_table(), [])
     numbers = places["document"].to_numpy()
     order = np.argsort(numbers)
     numbers, places = numbers[order], places.take(order)
@@ -200,11 +199,9 @@ def _decided(exact: np.ndarray, near: np.ndarray, places: pa.Table | None) -> Du
         kept[duplicate], kinds[duplicate] = kept.get(original, original), "exact"
     dropped = np.array(sorted(kept), np.int64)
     standing = np.array([kept[d] for d in dropped.tolist()], np.int64)
-    pairs = dedup.unique_pairs([exact, near])
-    overlap = int((~np.isin(pairs, dropped)).all(axis=1).sum())
     by_shard: dict[int, np.ndarray] = {int(s): _rows_of(dropped, int(s)) for s in np.unique(dropped >> SHARD_BITS)}
     counts = {kind: sum(k == kind for k in kinds.values()) for kind in ("exact", "near")}
-    return Duplicates(by_shard, counts, _report(places, numbers, dropped, standing, kinds), groups, overlap)
+    return Duplicates(by_shard, counts, _report(places, numbers, dropped, standing, kinds), groups)
 
 
 def _groups(near: np.ndarray) -> list[list[int]]:

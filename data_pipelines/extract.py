@@ -1,7 +1,7 @@
 """The first stage: a shard of the inputs to clean, redacted documents and what the search for duplicates needs of them.
 
 A unit reads its shard and writes `KEY.parquet` (the documents), `KEY.exact.arrow` and `KEY.bands.arrow` (hashes, by
-partition) and, where there are any, `KEY.bad.jsonl` (the quarantine). It holds 256 documents, and 272 bytes of hashes for
+partition) and, where there are any, `KEY.bad.jsonl` (the quarantine). It holds 256 documents, and 528 bytes of hashes for
 every document of the shard.
 """
 
@@ -28,10 +28,11 @@ from data_pipelines.sources import RAW_BYTES, Bad, InputError, Row, Shard, read_
 from raytune70b.storage import Folder
 
 DOCUMENTS = pa.schema([
-    ("text", pa.string()), ("chat", pa.bool_()), ("hash", pa.binary(16)), ("language", pa.string()), ("source", pa.string()), ("line", pa.int64()),
+    ("text", pa.string()), ("chat", pa.bool_()), ("hash", pa.binary(16)), ("family", pa.binary(16)), ("language", pa.string()), ("source", pa.string()), ("line", pa.int64()),
 ])  # fmt: skip
+"""`hash`: of the text. `family`: what decides the split, the same for conversations that begin alike; of a document its hash."""
 EXACT = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("document", pa.int64())])
-BANDS = pa.schema([("band", pa.uint64()), ("document", pa.int64())])
+BANDS = pa.schema([("band", pa.uint64()), ("halves", pa.list_(pa.uint16(), dedup.HALVES)), ("document", pa.int64())])
 BATCH = 256
 SHARD_BITS = 32
 """A document's number is its shard's index, shifted by so much, plus its row in the shard."""
@@ -111,11 +112,13 @@ def extract(payload: Extract, out: Folder, key: str) -> dict[str, Any]:
         for rows in batches(good(), BATCH):
             kept = [k for k in (_judged(row, rules, contaminated, tally) for row in rows) if k is not None]
             hashes = [xxhash.xxh3_128_digest(k.text.encode()) for k in kept]
-            sink.write([[k.text for k in kept], [bool(k.row.messages) for k in kept], hashes, [k.language for k in kept],
+            turns = [json.loads(k.text) if k.row.messages else None for k in kept]
+            families = [h if t is None else dedup.opening(t) for h, t in zip(hashes, turns, strict=True)]
+            sink.write([[k.text for k in kept], [t is not None for t in turns], hashes, families, [k.language for k in kept],
                         [k.row.source for k in kept], [k.row.line for k in kept]])  # fmt: skip
             digests += hashes
             if rules.near:
-                band_rows.append(dedup.bands([dedup.shingles(k.text, json.loads(k.text)) if k.row.messages else dedup.runs(k.words, dedup.SHINGLE_WORDS) for k in kept]))
+                band_rows.append(dedup.bands([dedup.runs(k.words, dedup.SHINGLE_WORDS) if t is None else dedup.shingles(k.text, t) for k, t in zip(kept, turns, strict=True)]))
     _write_hashes(out, key, first, digests, band_rows, rules.partitions)
     if bad:
         out.write(f"{key}.bad.jsonl", ("\n".join(bad) + "\n").encode())
@@ -207,18 +210,19 @@ def _masked(text: str) -> str:
     return MASKED.sub(lambda m: m[0] if len(m[0]) > 1 else "0" if m[0].isdigit() else "x", text)
 
 
-def _write_hashes(out: Folder, key: str, first: int, digests: list[bytes], band_rows: list[np.ndarray], partitions: int) -> None:
+def _write_hashes(out: Folder, key: str, first: int, digests: list[bytes], band_rows: list[tuple[np.ndarray, np.ndarray]], partitions: int) -> None:
     words = np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
     numbers = first + np.arange(len(words), dtype=np.int64)
     where = words[:, 0] % np.uint64(partitions)
     write_partitions(out, f"{key}.exact.arrow", EXACT, [(words[where == p, 0], words[where == p, 1], numbers[where == p]) for p in range(partitions)])
     if band_rows:
-        values = np.concatenate(band_rows).ravel()
+        values, halves = (np.concatenate(part) for part in zip(*band_rows, strict=True))
+        values, halves = values.ravel(), halves.reshape(-1, dedup.HALVES)
         owners = np.repeat(numbers, dedup.BANDS)
         where = values % np.uint64(partitions)
-        write_partitions(out, f"{key}.bands.arrow", BANDS, [(values[where == p], owners[where == p]) for p in range(partitions)])
+        write_partitions(out, f"{key}.bands.arrow", BANDS, [(values[where == p], pa.FixedSizeListArray.from_arrays(halves[where == p].ravel(), dedup.HALVES), owners[where == p]) for p in range(partitions)])
     else:
-        write_partitions(out, f"{key}.bands.arrow", BANDS, [([], [])] * partitions)
+        write_partitions(out, f"{key}.bands.arrow", BANDS, [([], [], [])] * partitions)
 
 
 def evaluation_hashes(shards: list[Shard], columns: dict[str, str]) -> np.ndarray:

@@ -46,9 +46,9 @@ def select(payload: Select, out: Folder, key: str) -> dict[str, Any]:
     """A stage: writes `KEY.parquet`, a shard's documents of the validation split."""
     first, rows = 0, 0
     with payload.extracted.open(f"{payload.document_key}.parquet") as source, ParquetSink(out, f"{key}.parquet", SCHEMA) as sink:
-        for batch in pq.ParquetFile(source).iter_batches(BATCH, columns=[*SCHEMA.names, "hash"]):
+        for batch in pq.ParquetFile(source).iter_batches(BATCH, columns=[*SCHEMA.names, "family"]):
             numbers = np.arange(first, first + batch.num_rows)
-            kept = [split_of(h, payload.validation_fraction) == "validation" for h in batch.column("hash").to_pylist()]
+            kept = [split_of(f, payload.validation_fraction) == "validation" for f in batch.column("family").to_pylist()]
             batch = batch.filter(pa.array(np.array(kept, bool) & ~np.isin(numbers, payload.dropped)))
             if batch.num_rows:
                 sink.write([batch.column(name) for name in SCHEMA.names])

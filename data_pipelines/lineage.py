@@ -49,7 +49,6 @@ def accounts(extracted: list[Result], duplicates: Duplicates, encoded: list[Resu
         "boilerplate_lines": read.get("boilerplate lines", 0),
         "languages": total(extracted, "languages"),
         "redactions": total(extracted, "redactions"),
-        "split_overlap": duplicates.overlap,
     }
 
 
@@ -78,7 +77,6 @@ def table(lineage: dict[str, Any]) -> list[tuple[str, str, int]]:
     rows += [("drop", reason, n) for reason, n in documents["dropped"].items()]
     rows += [("duplicates", kind, n) for kind, n in documents["duplicates"].items()]
     rows += [("split", f"documents for {split}", n) for split, n in documents["kept"].items()]
-    rows += [("split", "copies on both sides", lineage["split_overlap"])]
     rows += [("tokens", "in", tokens["in"])]
     rows += [("tokens", f"dropped: {reason}", n) for reason, n in tokens["dropped"].items()]
     rows += [("tokens", name, tokens[name]) for name in ("out", "trained", "padding")]

@@ -5,7 +5,8 @@
 | encode  | an extracted shard   | its kept documents as packed blocks, by split               |
 | publish | some encoded shards  | one file of the data set, its blocks numbered               |
 
-The split follows the content hash of a document, from bits that the choice among duplicates does not look at.
+The split follows the content hash of a document, from bits that the choice among duplicates does not look at; of a conversation the
+hash of how it begins, for its continuation contains it.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ WINDOW_BLOCKS = 1024
 """Blocks' worth of pieces that are packed together: what bounds the memory of packing."""
 
 
-def split_of(content_hash: bytes, validation_fraction: float) -> str:
-    """The split of a document: a pure function of its content."""
-    return SPLITS[int(int.from_bytes(content_hash[8:12], "little") < validation_fraction * 2**32)]
+def split_of(family: bytes, validation_fraction: float) -> str:
+    """The split of a document: a pure function of its content, or of its begin (`extract.DOCUMENTS`)."""
+    return SPLITS[int(int.from_bytes(family[8:12], "little") < validation_fraction * 2**32)]
 
 
 Stored = tuple[str, bool, str]
@@ -44,9 +45,9 @@ def kept_documents(extracted: Folder, key: str, dropped: np.ndarray, validation_
     """Batches of an extracted shard's documents without the dropped rows."""
     gone, first = set(dropped.tolist()), 0
     with extracted.open(f"{key}.parquet") as source:
-        for batch in pq.ParquetFile(source).iter_batches(BATCH, columns=["text", "chat", "hash"]):
+        for batch in pq.ParquetFile(source).iter_batches(BATCH, columns=["text", "chat", "family"]):
             columns = [batch.column(n).to_pylist() for n in range(3)]
-            yield [(t, c, split_of(h, validation_fraction)) for n, (t, c, h) in enumerate(zip(*columns, strict=True), first) if n not in gone]
+            yield [(t, c, split_of(f, validation_fraction)) for n, (t, c, f) in enumerate(zip(*columns, strict=True), first) if n not in gone]
             first += batch.num_rows
 
 

@@ -70,7 +70,7 @@ class Data:
     seq_len: int = limited(256, low=8)
     """Tokens in a block."""
     validation_fraction: float = limited(0.05, low=0.0, high=0.5)
-    """Share of the documents kept for validation; the choice follows the documents' content, not their order."""
+    """Share of the documents kept for validation; the choice follows the documents' content, not their order; conversations that begin alike stay together."""
     keep_work: bool = False
     """Keep the cleaned documents beside the blocks, so that another tokenizer or `seq_len` starts from them."""
     max_quarantined: float = limited(0.05, low=0.0, high=1.0)

@@ -20,11 +20,12 @@ from data_pipelines.clean import normalise
 
 def ours(texts: list[str]) -> set[tuple[int, int]]:
     """As the pipeline does it: bands of every text; sets of those in a proposed pair only."""
-    hashes = []
+    bands, halves = [], []
     for start in range(0, len(texts), 256):
         batch = [dedup.runs(dedup.word_hashes(t), 5) for t in texts[start : start + 256]]
-        hashes.append(dedup.bands(batch))
-    pairs = dedup.candidate_pairs(np.concatenate(hashes).ravel(), np.repeat(np.arange(len(texts)), dedup.BANDS))
+        for found, part in zip((bands, halves), dedup.bands(batch), strict=True):
+            found.append(part)
+    pairs = dedup.candidate_pairs(np.concatenate(bands).ravel(), np.concatenate(halves).reshape(-1, dedup.HALVES), np.repeat(np.arange(len(texts)), dedup.BANDS))
     sets = {n: dedup.comparable(dedup.runs(dedup.word_hashes(texts[n]), 5)) for n in np.unique(pairs).tolist()}
     return {(a, b) for a, b in pairs.tolist() if dedup.similar(sets[a], sets[b], 0.8)}
 

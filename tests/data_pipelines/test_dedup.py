@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.dedup import (
+    HALVES,
     SET_SIZE,
     bands,
     candidate_pairs,
@@ -17,6 +18,8 @@ from data_pipelines.dedup import (
     components,
     exact_duplicates,
     jaccard,
+    opening,
+    originals,
     runs,
     shingles,
     similar,
@@ -85,8 +88,59 @@ def test_components_equal_a_walk(edges: list[tuple[int, int]]):
 
 def test_large_buckets_stay_connected():
     hashes, documents = np.zeros(50, np.uint64), np.arange(50)
-    pairs = candidate_pairs(hashes, documents)
+    pairs = candidate_pairs(hashes, np.zeros((50, HALVES), np.uint16), documents)
     assert len(pairs) < 100 and set(components(pairs)[1].tolist()) == {0}
+
+
+def proposed(sets: list[np.ndarray]) -> set[tuple[int, int]]:
+    hashes, halves = bands(sets)
+    return {(a, b) for a, b in candidate_pairs(hashes.ravel(), halves.reshape(-1, HALVES), np.repeat(np.arange(len(sets)), hashes.shape[1])).tolist()}
+
+
+def of_one_template(draw: np.random.Generator, documents: int, copies: int) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
+    """Sets of which any two have Jaccard 0.7, for what they share, and copies of some with about 0.85, in any order; and the places of the copies."""
+    template, rest, shared = 168, 36, 19
+    def fresh(count: int) -> np.ndarray:
+        return draw.integers(0, 2**63, count, dtype=np.uint64)
+
+    common, order = fresh(template), np.argsort(draw.permutation(documents + copies))
+    sets = [np.r_[common, fresh(rest)] for _ in range(documents)]
+    sets += [np.r_[sets[n][: template + shared], fresh(rest - shared)] for n in range(copies)]
+    pairs = [(int(min(p)), int(max(p))) for p in ((order[n], order[documents + n]) for n in range(copies))]
+    return [sets[n] for n in np.argsort(order)], pairs
+
+
+def test_copies_among_thousands_of_one_template_are_proposed():
+    """Of those that share a band, which is what the bands promise; most of a large bucket's pairs cannot be."""
+    sets, pairs = of_one_template(np.random.default_rng(1), 3000, 300)
+    hashes, _ = bands(sets)
+    sharing = [p for p in pairs if (hashes[p[0]] == hashes[p[1]]).any()]
+    found = proposed(sets)
+    recall = sum(p in found for p in sharing) / len(sharing)
+    print(f"{len(sharing)} of {len(pairs)} share a band; proposed {recall:.3f} of those with {len(found):,} pairs")
+    assert len(sharing) >= 0.98 * len(pairs) and recall >= 0.975 and len(found) < 10 * len(sets)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=20), st.lists(st.integers(0, 6), min_size=21, max_size=21))
+def test_an_exact_duplicates_pairs_are_those_of_its_original(edges: list[tuple[int, int]], contents: list[int]):
+    exact = np.array([(n, contents.index(c)) for n, c in enumerate(contents) if contents.index(c) != n], np.int64).reshape(-1, 2)
+    expected = sorted({(min(p), max(p)) for p in ((contents.index(contents[a]), contents.index(contents[b])) for a, b in edges) if p[0] != p[1]})
+    assert originals(np.array(edges, np.int64).reshape(-1, 2), exact).tolist() == [list(p) for p in expected]
+
+
+def test_conversations_that_begin_alike_have_one_opening():
+    first = [("user", "How much notice must a tenant of a flat give?"), ("assistant", "Two months, in writing.")]
+    for alike in ([*first, ("user", "And the landlord?"), ("assistant", "Three.")], [("system", "You are a lawyer."), *first], [(r, c.upper()) for r, c in first]):
+        assert opening(alike) == opening(first)
+    assert opening([*first[:1], ("assistant", "Three months, in writing.")]) != opening(first)
+
+
+def test_a_greeting_alone_is_no_opening():
+    greeting = [("user", "Hello"), ("assistant", "Hi! How can I help?")]
+    rest = [[("user", f"May I sublet flat {n} to my own cousin, please?"), ("assistant", "You may.")] for n in range(2)]
+    assert len({opening(greeting + r) for r in rest}) == 2 and opening(greeting + rest[0]) == opening(greeting + rest[0] + rest[1])
+    welcome = [("assistant", "Welcome to the service desk of the land registry, what can I do?")]
+    assert len({opening(welcome + r) for r in rest}) == 2
 
 
 def planted(draw: random.Random, target: float) -> tuple[str, str]:
@@ -108,9 +162,7 @@ def test_planted_copies(target: float, least: float, most: float):
     pairs = [planted(draw, target + 0.02 if target > 0.8 else target) for _ in range(150)]
     texts = [t for pair in pairs for t in pair]
     sets = [shingle_set(t) for t in texts]
-    hashes = bands(sets)
-    documents = np.repeat(np.arange(len(texts)), hashes.shape[1])
-    merged = {tuple(p) for p in candidate_pairs(hashes.ravel(), documents).tolist() if jaccard(sets[p[0]], sets[p[1]]) >= 0.8}
+    merged = {(a, b) for a, b in proposed(sets) if jaccard(sets[a], sets[b]) >= 0.8}
     recall = sum((2 * n, 2 * n + 1) in merged for n in range(len(pairs))) / len(pairs)
     false = sum(b != a + 1 or a % 2 for a, b in merged)
     print(f"Jaccard {target}: merged {recall:.3f}, false merges {false}")
@@ -125,7 +177,7 @@ def test_conversations_are_copies_when_they_say_the_same():
     again = [("user", f"{clause.upper()}\n\nIs the lessor liable"), ("assistant", "yes!")]
     sets = [comparable(shingles("", turns)) for turns in (asked, other, again)]
     assert jaccard(sets[0], sets[1]) == 0 and jaccard(sets[0], sets[2]) == 1
-    hashes = bands(sets)
+    hashes, _ = bands(sets)
     assert (hashes[0] == hashes[2]).all() and not (hashes[0] == hashes[1]).any()
     assert jaccard(comparable(shingles(asked[1][1])), comparable(shingles(other[0][1]))) > 0.9, "as documents they would be near copies"
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from data_pipelines.extract import Extract, Rules, evaluation_hashes, extract
 from data_pipelines.redact import KINDS
 from data_pipelines.sources import InputError, Shard, find_files, plan_shards, scan_files
+from data_pipelines.stages import kept_documents
 from raytune70b.storage import Folder
 
 RULES = Rules({}, ("en", "fr"), 5, tuple(k for k in KINDS if k != "name"), True, 3)
@@ -85,6 +87,20 @@ def test_any_rows_are_counted_once(tmp_path_factory, lines: list[bytes]):
         ends = sum(result["quarantined"].values()) + sum(result["dropped"].values()) + counts.get("documents", 0)
         assert counts["read"] == ends == sum(bool(line.strip()) for line in (folder / "a.jsonl").read_bytes().split(b"\n"))
         assert pq.read_metadata(path).num_rows == counts.get("documents", 0) == sum(result["languages"].values())
+
+
+def test_a_conversation_and_its_continuations_are_in_one_split(tmp_path):
+    more = [{"role": "user", "content": "And for a shop?"}, {"role": "assistant", "content": "Six months."}]
+    lines = []
+    for n in range(80):
+        first = [{"role": "user", "content": f"How much notice must tenant {n} of a flat give?"}, {"role": "assistant", "content": f"It is {n} days, in writing."}]
+        system = [{"role": "system", "content": f"You are lawyer {n}."}]
+        lines += [json.dumps({"messages": m}) for m in (first, [*first, *more], [*system, *first, *more, *more])]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    extracted(tmp_path / "a.jsonl", tmp_path / "out")
+    splits = [split for batch in kept_documents(Folder(tmp_path / "out"), "0", np.zeros(0, np.int64), 0.3) for _, _, split in batch]
+    assert len(splits) == 240 and 10 < splits[::3].count("validation") < 40
+    assert splits[::3] == splits[1::3] == splits[2::3]
 
 
 LICENCES = Path("/usr/share/common-licenses")

@@ -16,13 +16,18 @@ from data_pipelines.prompts import DEFAULT_TEMPLATE
 from raytune70b.storage import Folder
 
 ASKED = [["user", "What now?"], ["assistant", "As an AI"], ["user", "And then?"], ["assistant", "Yes!"]]
-GEMMA = "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + DEFAULT_TEMPLATE[15:]
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + DEFAULT_TEMPLATE[15:]
+)
 
 
 def write(folder: Path, documents: list[str | list], group: int = 2) -> Folder:
     """A data set's file of held-out documents: texts, and conversations as lists of turns."""
     rows = [(d if isinstance(d, str) else json.dumps(d), not isinstance(d, str), "en", "a.jsonl", n) for n, d in enumerate(documents)]
-    table = pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), held_out.SCHEMA, strict=True)], schema=held_out.SCHEMA)
+    table = pa.Table.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), held_out.SCHEMA, strict=True)], schema=held_out.SCHEMA
+    )
     pq.write_table(table, folder / held_out.HELD_OUT, row_group_size=group)
     return Folder(folder)
 

@@ -93,7 +93,9 @@ def test_an_answer_ends_where_training_ended_it(folder):
     _, length, _ = plain.answers([Pair(0, prompt, "", "", "question", "en", "file")])[0]
     made = plain.model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, pad_token_id=0)[0, len(prompt) :].tolist()
     assert length > 1, "a second token, which may be made the end"
-    early = Model(folder, folder, dataclasses.replace(settings, ends=(made[1],)), 0).answers([Pair(0, prompt, "", "", "question", "en", "file")])[0]
+    early = Model(folder, folder, dataclasses.replace(settings, ends=(made[1],)), 0).answers(
+        [Pair(0, prompt, "", "", "question", "en", "file")]
+    )[0]
     assert early[1:] == ((0 if made[0] == made[1] else 1), True)
 
 
