@@ -118,10 +118,10 @@ def answers(evaluated: Evaluated) -> list[dict[str, Any]]:
 
 def summary(evaluated: Evaluated) -> str:
     """The table of all items, for the console."""
-    lines = [f"{'':<14}" + "".join(f"{name:>34}" for name in evaluated.results) + (f"{'change':>34}" if len(evaluated.results) > 1 else "")]
+    lines = [f"{'':<14}" + "".join(f"{name:>40}" for name in evaluated.results) + (f"{'change':>40}" if len(evaluated.results) > 1 else "")]
     for row in (r for r in evaluated.rows if r.group == EVERYTHING):
         cells = [*row.values.values(), *([row.change] if row.change else [])]
-        lines.append(f"{row.measure:<14}" + "".join(f"{f'{e.value:.4f} [{e.low:.4f}, {e.high:.4f}]':>34}" for e in cells) + _mark(row))
+        lines.append(f"{row.measure:<14}" + "".join(f"{f'{e.value:,.4f} [{e.low:,.4f}, {e.high:,.4f}]':>40}" for e in cells) + _mark(row))
     ended = {name: sum(a[2] for a in r["answers"].values()) for name, r in evaluated.results.items()}
     total = len(evaluated.held_out.pairs)
     lines.append(f"{len(evaluated.held_out.texts):,} texts, {total:,} answers ({_left_out(evaluated.held_out)}); ended by themselves: "
