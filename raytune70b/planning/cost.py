@@ -125,10 +125,14 @@ class ValidationPlan:
 
 
 def plan_validation(blocks: int, every: int, at_start: bool, workload: Workload, tokens_per_s_per_gpu: float) -> ValidationPlan:
-    """blocks: of the validation split that are scored. A forward pass is its share of a training step's passes."""
+    """blocks: of the validation split that are scored. A forward pass is its share of a training step's passes.
+
+    tokens_per_s_per_gpu: of training, whose micro-batches may have empty places; those of a validation are full.
+    """
     backward = 2.0 if workload.method == "full" else 1.0
     forward = 1.0 / (1.0 + workload.recomputed + backward)
-    seconds = blocks * workload.seq_len / (tokens_per_s_per_gpu * workload.world_size) * forward
+    full = tokens_per_s_per_gpu * workload.slots_per_step / workload.tokens_per_step
+    seconds = blocks * workload.seq_len / (full * workload.world_size) * forward
     return ValidationPlan(blocks, seconds, every, at_start)
 
 

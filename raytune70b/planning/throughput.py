@@ -96,7 +96,7 @@ def predict(workload: Workload, machine: Machine, constants: Constants = FITTED)
     optimizer = optimizer_seconds(workload, machine, constants)
     data = workload.tokens_per_step / FEED_TOKENS_PER_S if workload.sharding == "fsdp2" else 0.0
     step = max(workload.micro_batches * micro + optimizer, data)
-    likely = workload.tokens * workload.micro_batches / step
+    likely = workload.tokens_per_step / step / workload.world_size
     parts = {name: workload.micro_batches * value for name, value in {**seconds, **transfer}.items()}
     parts |= {"optimizer": optimizer, "data": data}
     flops = model_flops_per_token(workload)

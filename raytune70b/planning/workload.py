@@ -32,6 +32,9 @@ class WorkloadError(UserError):
 class Workload:
     """One training run. `micro_batches` is per worker and optimizer step; sizes in blocks, tokens and bytes.
 
+    global_batch_size: blocks of a step; None where every micro-batch of every worker is full. It is less where the micro-batches do not
+    divide the workers: some workers then run one that holds nothing.
+
     sharding: `fsdp2` and `zero3` (DeepSpeed), as this trainer has them, `fsdp1` (torch's older wrapper, in published runs), `single`.
     optimizer: this trainer's names, or `torch` for states in the weights' type and one copy of the weights while it steps.
     fused_norm: a norm is one kernel and keeps no fp32 copy. fused_mlp: the MLP's activation and product are one kernel.
@@ -47,6 +50,7 @@ class Workload:
     seq_len: int = 2048
     micro_batch_size: int = 1
     micro_batches: int = 1
+    global_batch_size: int | None = None
     activation_checkpointing: str = "none"
     flash_attention: bool = True
     fused_norm: bool = False
@@ -66,7 +70,12 @@ class Workload:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step over all workers."""
+        """Tokens that one optimizer step trains, over all workers."""
+        return self.slots_per_step if self.global_batch_size is None else self.global_batch_size * self.seq_len
+
+    @property
+    def slots_per_step(self) -> int:
+        """Tokens that there is room for in the micro-batches of a step: `tokens_per_step` or more."""
         return self.tokens * self.micro_batches * self.world_size
 
     @property
@@ -179,4 +188,5 @@ def from_config(config: Config, world_size: int, shape: ModelShape | None = None
 def with_micro_batch(workload: Workload, micro_batch_size: int, global_batch_size: int) -> Workload:
     """The same global batch cut into micro-batches of another size; each worker runs ceil(micro-batches / workers) of them."""
     total = math.ceil(global_batch_size / micro_batch_size)
-    return replace(workload, micro_batch_size=micro_batch_size, micro_batches=math.ceil(total / workload.world_size))
+    each = math.ceil(total / workload.world_size)
+    return replace(workload, micro_batch_size=micro_batch_size, micro_batches=each, global_batch_size=global_batch_size)

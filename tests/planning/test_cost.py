@@ -56,6 +56,8 @@ def test_validation_takes_its_forward_passes():
     busy = 1001 * plan.throughput.step_seconds + plan.validation.total(1001)
     assert plan.schedule.hours == pytest.approx(busy / 3600 / plan.losses.kept)
     assert plan.losses.kept - plan.losses.goodput == pytest.approx(plan.losses.validation) and plan.losses.validation > 0
+    uneven = build_plan(compose(["conf/recipe/legalfin.yaml", "hardware.nodes=3"]))  # a step's micro-batches have empty places, a validation's have not
+    assert uneven.validation.seconds == pytest.approx(plan.validation.seconds * 2 / 3, rel=0.02)
     none = build_plan(compose(["conf/recipe/legalfin.yaml", "validation.every=0", "validation.at_start=false"]))
     assert none.validation.total(1001) == none.validation.seconds
 

@@ -56,7 +56,7 @@ def test_speed_moves_the_way_it_must():
     assert speed("hardware.gpu=A100-SXM-80GB").likely < here
     assert speed("hardware.network_gbit_s_per_gpu=10").likely < 0.5 * here
     assert speed("hardware.network_gbit_s_per_gpu=10").bound == "network"
-    assert speed(micro_batch_size=2).likely > here
+    assert speed("train.micro_batch_size=2").likely > here
     assert speed(activation_checkpointing="none").likely > here
     assert speed(fused_norm=True, fused_mlp=True).likely > here
     assert speed("model.method=lora").likely > here
@@ -70,6 +70,15 @@ def test_one_stream_of_data_bounds_thousands_of_gpus():
     fed = speed(*tiny)
     assert fed.bound == "data"
     assert fed.likely * 512 * 8 == pytest.approx(2e7)
+
+
+def test_a_place_that_no_block_fills_is_no_trained_token():
+    full, third = speed("hardware.nodes=2"), speed("hardware.nodes=3")  # 128 blocks: 8 on each of 16 GPUs, on 24 GPUs 6 with room for 144
+    for here, gpus in ((full, 16), (third, 24)):
+        assert here.likely == pytest.approx(128 * 4096 / here.step_seconds / gpus)
+        assert here.mfu == pytest.approx(here.likely * here.flops_per_token / 989.4e12, rel=1e-3)
+    assert third.likely == pytest.approx(full.likely * 8 / 9, rel=0.01)
+    assert third.high / third.likely == pytest.approx(full.high / full.likely)
 
 
 def test_replicas_trade_network_for_memory():
