@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("config", "contradictions", "schema", "secrets", "storage", "cluster")
+LAYERS = ("config", "contradictions", "schema", "secrets", "storage", "cluster", "cpus")
 ALLOWED = {
     "raytune70b.blocks": {"raytune70b.blocks"},
     "raytune70b.planning": {"raytune70b.planning"},
@@ -16,9 +16,9 @@ ALLOWED = {
     "data_pipelines": {"data_pipelines", "raytune70b.blocks"},
 }
 PURE = [
-    "raytune70b/contradictions.py",
-    "raytune70b/blocks/order.py", "raytune70b/planning/memory.py", "raytune70b/planning/throughput.py", "raytune70b/planning/cost.py",
-    "raytune70b/training/schedule.py", "raytune70b/training/guards.py", "data_pipelines/packing.py",
+    "raytune70b/contradictions.py", "raytune70b/blocks/order.py", "raytune70b/planning/memory.py", "raytune70b/planning/throughput.py",
+    "raytune70b/planning/offload.py", "raytune70b/planning/cost.py", "raytune70b/training/schedule.py", "raytune70b/training/guards.py",
+    "data_pipelines/packing.py",
 ]  # fmt: skip
 SOURCES = sorted(p for folder in ("raytune70b", "data_pipelines", "jobs", "tests") for p in (ROOT / folder).rglob("*.py"))
 

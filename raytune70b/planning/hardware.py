@@ -24,6 +24,10 @@ USABLE_MEMORY = 0.985
 139.8 of "141 GB" H200, 23.6 of "24 GB" RTX 4090; the rest is the driver's and the error correction's."""
 
 
+CPUS_PER_GPU = 12
+"""Cores that a worker of a full machine has for offloaded states: 8-GPU machines of this class have 96 to 128, as two sockets of 48 to 64."""
+
+
 class HardwareError(UserError):
     """A machine that does not exist."""
 

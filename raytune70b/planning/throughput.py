@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from raytune70b.planning import offload
 from raytune70b.planning.hardware import Machine
 from raytune70b.planning.memory import NF4_WEIGHT
 from raytune70b.planning.workload import Workload
@@ -48,9 +49,6 @@ FITTED = Constants()
 
 FEED_TOKENS_PER_S = 2e7
 """Tokens that one shared Ray Data stream deals to all workers: measured with two workers on two CPU cores. It runs ahead of training."""
-
-HOST_BYTES_PER_S = 5e10
-"""Host memory bandwidth of one worker of eight: two sockets of eight DDR5-4800 channels reach about two thirds of 614 GB/s together."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +89,14 @@ def predict(workload: Workload, machine: Machine, constants: Constants = FITTED)
     compute = seconds["matrix units"] + seconds["attention"] + seconds["memory"]
     busy = max(compute, seconds["host"])
     transfer = communication_seconds(workload, machine, constants)
+    waiting = offload.waiting_seconds(workload) if offload.offloads(workload, machine) else 0.0
     hidden = min(busy, max(transfer.values()))
-    micro = max(busy, max(transfer.values())) + constants.exposed * hidden
+    micro = max(busy, max(transfer.values())) + constants.exposed * hidden + waiting
     optimizer = optimizer_seconds(workload, machine, constants)
     data = workload.tokens_per_step / FEED_TOKENS_PER_S if workload.sharding == "fsdp2" else 0.0
     step = max(workload.micro_batches * micro + optimizer, data)
     likely = workload.tokens_per_step / step / workload.world_size
-    parts = {name: workload.micro_batches * value for name, value in {**seconds, **transfer}.items()}
+    parts = {name: workload.micro_batches * value for name, value in {**seconds, **transfer, "gradients to host memory": waiting}.items()}
     parts |= {"optimizer": optimizer, "data": data}
     flops = model_flops_per_token(workload)
     bound = max(parts, key=lambda name: parts[name])
@@ -139,7 +138,15 @@ def activation_traffic(workload: Workload) -> float:
 
 
 def communication_seconds(workload: Workload, machine: Machine, c: Constants) -> dict[str, float]:
-    """Seconds of one micro-batch's collectives by link: gathers of the weights, and a reduction of the trained gradients."""
+    """Seconds of one micro-batch by link: gathers of the weights and a reduction of the trained gradients, and what is offloaded."""
+    found = collective_seconds(workload, machine, c)
+    if offload.offloads(workload, machine):
+        found["PCIe"] = found.get("PCIe", 0.0) + offload.pcie_bytes(workload, weight_gathers(workload)) / (machine.gpu.pcie * c.link)
+    return found
+
+
+def collective_seconds(workload: Workload, machine: Machine, c: Constants) -> dict[str, float]:
+    """Seconds of one micro-batch's collectives by link."""
     if workload.shards == 1 and workload.world_size == 1:
         return {"NVLink": 0.0, "network": 0.0}
     m, size = workload.model, workload.compute_bytes
@@ -167,17 +174,21 @@ def weight_gathers(workload: Workload) -> int:
 
 
 def optimizer_seconds(workload: Workload, machine: Machine, c: Constants) -> float:
-    """One optimizer step: weights and states are read and written, gradients read; offloaded states cross PCIe."""
+    """One optimizer step: weights and states are read and written, gradients read.
+
+    FSDP2's offloaded states come over PCIe and go back. Where the CPU steps it takes its time, and ZeRO-3 sends the new weights to the GPU.
+    """
     elements = workload.trained_shard
     states = {"adamw": 8.0, "torch": 2.0 * workload.weight_bytes, "adamw_bf16": 4.0, "adamw_8bit": 2.0}[workload.optimizer]
     passes = 1 if workload.optimizer == "adamw" and workload.weight_bytes == 4 else 3  # unfused kernels write what lies between
     moved = elements * (3.0 * workload.weight_bytes + 2 * states) * passes
-    seconds = moved / machine.gpu.memory_bandwidth
-    if workload.offload != "none":
-        if workload.sharding == "zero3":
-            seconds = moved / HOST_BYTES_PER_S  # the CPU steps
-        seconds += elements * 2.0 * workload.weight_bytes / (machine.gpu.pcie * c.link)
-    return seconds
+    on_gpu, pcie = moved / machine.gpu.memory_bandwidth, machine.gpu.pcie * c.link
+    if not offload.offloads(workload, machine):
+        return on_gpu
+    if not workload.steps_on_cpu:
+        return on_gpu + elements * 2 * states / pcie
+    weights = workload.compute_bytes if workload.offload == "optimizer" else 0
+    return offload.cpu_step_seconds(workload) + elements * weights / pcie
 
 
 def as_record(throughput: Throughput) -> dict[str, Any]:

@@ -84,6 +84,11 @@ class Workload:
         return 1 if self.sharding == "single" else self.world_size // self.replicate
 
     @property
+    def steps_on_cpu(self) -> bool:
+        """Whether offloading makes the CPU step: FSDP2's parameters in host memory, and whatever ZeRO-3 offloads."""
+        return self.offload == "params" or (self.sharding == "zero3" and self.offload != "none")
+
+    @property
     def recomputed(self) -> float:
         return RECOMPUTED[self.activation_checkpointing]
 

@@ -122,7 +122,8 @@ class CompactAdamW(torch.optim.Optimizer):
         """A moment in fp32 on the parameter's device, free to be changed."""
         stored, at = _local(self.state[p][name]), _local(p).device
         if stored.dtype != torch.uint8:
-            return stored.to(at, torch.float32, copy=True)
+            there = stored.to(at)  # what crosses PCIe crosses as small as it rests
+            return there.to(torch.float32, copy=there is stored)
         value = dequantise(stored.to(at), _local(self.state[p][f"{name}_scale"]).to(at), name)
         return value.square_() if name == "exp_avg_sq" else value
 
@@ -136,7 +137,12 @@ class CompactAdamW(torch.optim.Optimizer):
         elif stored.dtype == torch.bfloat16 and noise is not None:
             noise.round_into(stored, value, salt=2)
         else:
-            stored.copy_(value)
+            _put(stored, value)
+
+
+def _put(target: Tensor, value: Tensor) -> None:
+    """Copies a value into a tensor of perhaps another type; between two devices it is converted first, or the larger type would cross."""
+    target.copy_(value if value.device == target.device else value.to(target.dtype))
 
 
 def _local(tensor: Any) -> Tensor:
@@ -164,7 +170,7 @@ class Noise:
         places = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device).view(bits.shape)
         noise = _mix(places.add_(_int32(self.first_element)).bitwise_xor_(_int32(_scramble(self.seed + salt))))
         rounded = noise.bitwise_and_(0xFFFF).add_(bits).bitwise_and_(~0xFFFF)
-        target.copy_(rounded.view(torch.float32))
+        _put(target, rounded.view(torch.float32))
 
 
 def _mix(x: Tensor) -> Tensor:

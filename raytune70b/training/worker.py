@@ -36,6 +36,7 @@ from raytune70b.training.preemption import Notice, Preempted
 from raytune70b.training.saver import Saver
 from raytune70b.training.schedule import learning_rate
 from raytune70b.training.step import StepResult, train_step, validation_sums
+from raytune70b.training.threads import worker_threads
 from raytune70b.training.watchdog import Heart
 
 GO_ON, STOPPED, RESIZED, PREEMPTED = 0, 1, 2, 3
@@ -54,8 +55,9 @@ class Word:
 
 def train(job: Job) -> None:
     """Ray Train's training function. A failure is told to the driver with rank, host and step before it is raised."""
-    torch.set_num_threads(max(1, int(job.config.cluster.cpus_per_worker)))
-    link = Link(job.mailbox, ray.train.get_context().get_world_rank(), job.launch)
+    context = ray.train.get_context()
+    torch.set_num_threads(worker_threads(job.config, ray.train.torch.get_device().type, context.get_local_world_size()))
+    link = Link(job.mailbox, context.get_world_rank(), job.launch)
     worker = Worker(job, link)
     worker.heart.start()
     try:

@@ -7,8 +7,9 @@ import pytest
 
 from raytune70b.config import compose
 from raytune70b.planning.hardware import machine
+from raytune70b.planning.offload import cpu_step_seconds
 from raytune70b.planning.parameters import model_shape
-from raytune70b.planning.throughput import attention_flops_per_token, model_flops_per_token, predict, weight_gathers
+from raytune70b.planning.throughput import FITTED, attention_flops_per_token, model_flops_per_token, predict, weight_gathers
 from raytune70b.planning.workload import Workload, from_config
 from tests import distributed
 
@@ -84,6 +85,63 @@ def test_a_place_that_no_block_fills_is_no_trained_token():
 def test_replicas_trade_network_for_memory():
     slow = "hardware.network_gbit_s_per_gpu=25"
     assert speed(slow, "model.replicate=2", "cluster.workers=[8,16]").likely > speed(slow).likely
+
+
+HALF = ("conf/recipe/legalfin.yaml", "hardware.nodes=1", "cluster.workers=[8,8]")
+MASTERS = ("model.precision=bf16_mixed", "model.gradients=fp32")
+ZERO3 = (*MASTERS, "model.sharding=zero3")
+
+
+def half(*overrides, **changes):
+    """(workload, speed, PCIe's bytes a second) of legalfin on 8 GPUs: 8.6 billion elements a worker, 16 micro-batches a step."""
+    config = compose([*HALF, *overrides])
+    place = machine(config.hardware)
+    workload = replace(from_config(config, place.gpus), **changes)
+    return workload, predict(workload, place), place.gpu.pcie * FITTED.link
+
+
+def test_offloaded_parameters_are_stepped_by_the_cpu_and_cross_in_every_micro_batch():
+    workload, here, pcie = half("model.offload=params")
+    elements, resident = workload.trained_shard, half()[1]
+    assert workload.steps_on_cpu and elements == pytest.approx(8.62e9, rel=0.01)
+    assert cpu_step_seconds(workload, 1) == pytest.approx(elements * (25 + 4.4) * 1e-9)  # measured: bf16 weights, fp32 states, and their norm
+    assert cpu_step_seconds(workload, 8) < 0.3 * cpu_step_seconds(workload, 1)
+    assert here.seconds["optimizer"] == cpu_step_seconds(workload) > 30
+    assert here.seconds["PCIe"] == pytest.approx((16 * 2 * 2 + 2) * elements / pcie)  # weights of 2 bytes before two passes; the first gradients
+    assert here.seconds["gradients to host memory"] == pytest.approx(15 * elements * (2 / 1e10 + 6 / 5e10))
+    assert here.likely < 0.6 * resident.likely
+    assert half("model.offload=params", micro_batches=1)[1].seconds["gradients to host memory"] == 0
+    assert half("model.offload=params", *MASTERS)[1].seconds["optimizer"] < here.seconds["optimizer"]  # torch's fused AdamW
+
+
+@pytest.mark.parametrize(("optimizer", "state"), [("adamw", 8), ("adamw_bf16", 4), ("adamw_8bit", 2)])
+def test_offloaded_states_cross_both_ways_in_a_step(optimizer, state):
+    workload, here, pcie = half("model.offload=optimizer", f"train.optimizer={optimizer}")
+    resident = half(f"train.optimizer={optimizer}")[1]
+    assert not workload.steps_on_cpu
+    assert here.seconds["optimizer"] - resident.seconds["optimizer"] == pytest.approx(2 * state * workload.trained_shard / pcie)
+    assert here.seconds["PCIe"] == here.seconds["gradients to host memory"] == 0
+
+
+def test_zero3_offloads_gradients_in_every_micro_batch_and_steps_on_the_cpu():
+    workload, here, pcie = half(*ZERO3, "model.offload=optimizer")
+    elements = workload.trained_shard
+    assert workload.steps_on_cpu
+    assert here.seconds["PCIe"] == pytest.approx(16 * 8 * elements / pcie)
+    assert here.seconds["optimizer"] == pytest.approx(cpu_step_seconds(workload) + 2 * elements / pcie)
+    assert half(*ZERO3, "model.offload=params")[1].seconds["PCIe"] == pytest.approx(16 * (8 + 2 * 2) * elements / pcie)
+
+
+def test_an_offloaded_base_crosses_though_it_is_frozen():
+    workload, here, pcie = half("model.method=lora", "model.offload=params")
+    assert here.seconds["PCIe"] > 0.95 * 16 * 2 * 2 * workload.model.parameters / 8 / pcie
+    assert here.seconds["optimizer"] < 1
+
+
+def test_offloading_costs_nothing_where_the_gpu_is_a_cpu():
+    config = compose(["model.offload=params"])
+    workload, place = from_config(config, 2), machine(config.hardware)
+    assert predict(workload, place) == predict(replace(workload, offload="none"), place)
 
 
 LAYERED = ("model.sharding=zero3", "model.precision=fp32", "model.config.num_hidden_layers=8", "model.config.tie_word_embeddings=false",
