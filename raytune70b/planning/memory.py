@@ -45,12 +45,11 @@ COMING_AND_GOING = ("activations", "gathered layers", "loss")
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes per GPU by part at the worst moment, and bytes of host memory per worker."""
+    """Bytes per GPU by part at the worst moment."""
 
     parts: dict[str, float]
     moment: str
     capacity: float
-    host: float
 
     @property
     def allocated(self) -> float:
@@ -73,7 +72,7 @@ def plan_memory(workload: Workload, capacity: float, fragments: float = FRAGMENT
     resting = on_gpu(workload, resting_bytes(workload))
     passing = moments(workload, resting["gradients"])
     moment = max(passing, key=lambda name: sum(passing[name].values()))
-    plan = MemoryPlan({**resting, **passing[moment]}, moment, capacity, host_bytes(workload))
+    plan = MemoryPlan({**resting, **passing[moment]}, moment, capacity)
     return with_fragments(plan, fragments)
 
 
@@ -107,25 +106,35 @@ def frozen_bytes(workload: Workload, rank: int = 0) -> float:
 
 
 def frozen_element_bytes(workload: Workload, tensor: Tensor) -> float:
-    """Bytes of one frozen weight: qlora packs the linear layers of the decoder, all else rests in the compute type."""
+    """Bytes of one frozen weight."""
+    return sum(frozen_element_sizes(workload, tensor))
+
+
+def frozen_element_sizes(workload: Workload, tensor: Tensor) -> list[float]:
+    """Bytes of one frozen weight in each tensor that holds it: qlora packs the decoder's linear layers, all else rests in the compute type."""
     if workload.method == "qlora" and tensor.linear and tensor.layer is not None:
-        return NF4_WEIGHT + 2.0 / NF4_SCALE_BLOCK
-    return float(workload.compute_bytes)
+        return [NF4_WEIGHT, 2.0 / NF4_SCALE_BLOCK]
+    return [float(workload.compute_bytes)]
 
 
 def state_bytes(workload: Workload, tensor: Tensor, rank: int = 0) -> float:
-    """AdamW's two moments and step counter of one tensor on one worker. In 8 bits, and in bf16, vectors stay fp32."""
-    held = workload.held(tensor.shape, rank)
+    """AdamW's two moments and step counter of one tensor on one worker."""
     step = 0.0 if workload.sharding == "zero3" else 4.0  # ZeRO-3 steps on flat pieces of many tensors
+    return sum(state_sizes(workload, tensor, rank)) + step
+
+
+def state_sizes(workload: Workload, tensor: Tensor, rank: int = 0) -> list[float]:
+    """Bytes of each tensor that holds the two moments. In 8 bits, where they have scales, and in bf16, vectors stay fp32."""
+    held = float(workload.held(tensor.shape, rank))
     if workload.optimizer == "torch":
-        return 2.0 * held * workload.weight_bytes + step
+        return [held * workload.weight_bytes] * 2
     if workload.optimizer == "adamw" or len(tensor.shape) < 2:
-        return 8.0 * held + step
+        return [4 * held] * 2
     if workload.optimizer == "adamw_bf16":
-        return 4.0 * held + step
+        return [2 * held] * 2
     row = tensor.numel // tensor.shape[0]
     block = next((b for b in STATE_BLOCKS if row % b == 0), 0)
-    return (2.0 * held * (1 + 4 / block) if block else 8.0 * held) + step
+    return [held, 4 * held / block] * 2 if block else [4 * held] * 2
 
 
 def on_gpu(workload: Workload, resting: dict[str, float]) -> dict[str, float]:
@@ -248,11 +257,3 @@ def step_bytes(workload: Workload) -> float:
     if workload.optimizer == "adamw" and workload.precision != "bf16":
         return 0.0
     return 20.0 * max((shard_numel(t.shape, workload.shards) for t in workload.trained), default=0)
-
-
-def host_bytes(workload: Workload) -> float:
-    """Host memory of one worker: the process, the checkpoint's copy of weights and states, and what is offloaded."""
-    resting = resting_bytes(workload)
-    staying = on_gpu(workload, resting)
-    saved = workload.trained_shard * float(workload.weight_bytes) + resting["optimizer states"]
-    return 4e9 + saved + sum(resting.values()) - sum(staying.values())

@@ -18,6 +18,7 @@ from raytune70b.config import UserError
 from raytune70b.planning import cost as money
 from raytune70b.planning import memory as mem
 from raytune70b.planning.hardware import Machine, machine
+from raytune70b.planning.host import host_bytes
 from raytune70b.planning.parameters import ModelShape
 from raytune70b.planning.throughput import Throughput, predict
 from raytune70b.planning.workload import Workload, config_shape, from_config, with_micro_batch
@@ -107,7 +108,7 @@ def build_plan(config: Config, shape: ModelShape | None = None) -> Plan:
     disk = checkpoint.bytes * (checkpoint.kept + 1 + kept_for_ever(config, schedule)) + data
     return Plan(
         config, place, workload, memory, throughput, schedule, checkpoint, validation, losses,
-        _costs(config, place, workload, schedule, losses, disk), memory.host * place.gpus_per_node, disk,
+        _costs(config, place, workload, schedule, losses, disk), host_bytes(workload) * place.gpus_per_node, disk,
     )  # fmt: skip
 
 

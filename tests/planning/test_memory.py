@@ -7,6 +7,7 @@ import pytest
 
 from raytune70b.config import compose
 from raytune70b.planning.advice import auto_micro_batch, memory_line, minimum_workers, workload_of
+from raytune70b.planning.host import host_bytes, pinned, sub_groups
 from raytune70b.planning.memory import activation_bytes, loss_bytes, plan_memory, resting_bytes, saved_bytes_per_token
 from raytune70b.planning.parameters import model_shape
 from raytune70b.planning.plan import PlanError
@@ -89,6 +90,7 @@ def allocated_by_zero3(rank, world_size, overrides):
         found[name] = {
             "parameters": size([*masters, *(p.ds_tensor for p in engine.model.parameters())]),
             "gradients": size([engine.zero.grad_partitions_flat_buffer]), "optimizer states": size(states),
+            "the step's gradients": size([flat.grad for flat in masters if flat.grad is not None]),
         }  # fmt: skip
     return found
 
@@ -100,7 +102,47 @@ def test_what_rests_under_zero3_equals_what_a_run_allocates():
     for rank, found in enumerate(distributed.run(allocated_by_zero3, 2, methods)):
         for name, settings in methods.items():
             config = compose([*TINY, "model.sharding=zero3", *settings])
-            assert resting_bytes(from_config(config, 2, config_shape(config, VOCAB)), rank) == found[name], (name, rank)
+            workload = from_config(config, 2, config_shape(config, VOCAB))
+            again = found[name].pop("the step's gradients")
+            assert resting_bytes(workload, rank) == found[name], (name, rank)
+            assert again == (4 * sum(sub_groups(workload)) if name == "offload" else 0), "DeepSpeed holds offloaded gradients twice"
+
+
+def test_pinned_memory_is_rounded_to_powers_of_two():
+    assert [pinned(n) for n in (0, 1, 4096, 4097, 3 * 2**30)] == [0, 1, 4096, 8192, 2**32]
+
+
+def offloaded(*settings):
+    """(bytes of host memory that offloading adds, elements of a worker) of a run of 8 workers: most shards of 70B are 7/8 of a power of two."""
+    here, there = (from_config(compose(["conf/recipe/legalfin.yaml", *settings, *more]), 8) for more in ([], ["model.offload=none"]))
+    return host_bytes(here) - host_bytes(there), here.trained_shard
+
+
+MASTERS = ("model.precision=bf16_mixed", "model.gradients=fp32")
+
+
+@pytest.mark.parametrize(
+    ("settings", "plain", "rounded"),
+    [
+        (["model.offload=params"], 8, 2 + 2),  # states; weights and gradients
+        (["model.offload=params", *MASTERS], 8, 4 + 4),
+        (["model.offload=optimizer"], 0, 8),
+        (["model.offload=optimizer", "train.optimizer=adamw_bf16"], 0, 4),
+        (["model.offload=optimizer", "train.optimizer=adamw_8bit"], 0, 2 + 8 / 256),
+        (["model.sharding=zero3", "model.offload=optimizer", *MASTERS], 4 + 8, 4 + 4),  # masters and states; gradients, twice
+        (["model.sharding=zero3", "model.offload=params", *MASTERS], 4 + 8, 4 + 4 + 2 + 2),  # the weights flat, and the pieces they were
+    ],
+)
+def test_offloaded_host_memory_counts_what_is_pinned_as_it_is_rounded(settings, plain, rounded):
+    added, elements = offloaded(*settings)
+    assert (plain + rounded) * elements < added <= (plain + 2 * rounded) * elements
+
+
+def test_sub_groups_are_whole_tensors_and_hold_all():
+    workload = from_config(compose(["conf/recipe/legalfin.yaml", "model.sharding=zero3", *MASTERS]), 8)
+    sizes = list(sub_groups(workload))
+    assert sum(sizes) == workload.trained_shard
+    assert all(1e9 <= n < 1.1e9 for n in sizes[:-2]) and sizes[-1] < 1e6, "the vectors have one of their own"
 
 
 @pytest.mark.parametrize("shards", range(1, 9))
