@@ -1,7 +1,7 @@
 """Fills a sharded model: random weights or safetensors, each worker only its own rows.
 
-Random weights are drawn module by module from a seed of their own, in full size where the shard lies, and cut: the same for
-every world_size (of one kind of device).
+Random weights are drawn module by module from a seed of their own, in full size in host memory, and cut: the same for every
+world_size and on every device, so that an export and an evaluation draw them again. (A GPU would draw others, faster.)
 Safetensors are read by row slices, a few megabytes at a time, so all workers together read the model once and none holds more
 than its share; tensors that transformers stores in another layout than it computes with (stacked experts) pass through its own converters, and a
 quantised layer is quantised row by row as it arrives.
@@ -148,9 +148,8 @@ def initialise(model: Any, seed: int, only_adapters: bool = False) -> None:
             continue
         done |= {id(slot.tensor) for slot in own.values()}
         places = {key: slot.rows() for key, slot in own.items()}
-        at = _local(next(iter(own.values())).tensor).device
-        with torch.random.fork_rng(devices=[at] if at.type == "cuda" else []), _full_parameters(module, at) as full:
-            torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed}/{base_name(name)}".encode()) >> 1)
+        with torch.random.fork_rng(devices=[]), _full_parameters(module, "cpu") as full:
+            torch.default_generator.manual_seed(xxhash.xxh3_64_intdigest(f"{seed}/{base_name(name)}".encode()) >> 1)
             if is_adapter(name):
                 _initialise_adapter(name, full["weight"])
             else:

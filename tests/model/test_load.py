@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from raytune70b.config import UserError, compose
 from raytune70b.model.load import check_model, hf_config, skeleton
 from raytune70b.model.nf4 import dequantise, quantise
+from raytune70b.model.weights import initialise
 from raytune70b.training.prepared import prepare_run
 from tests import reference
 from tests.distributed import run
@@ -63,6 +64,22 @@ def test_weights_do_not_depend_on_the_number_of_workers(built):
     for kind, tensors in built[1].items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor.nan_to_num(), built[3][kind][name].nan_to_num()), f"{kind}: {name}"
+
+
+def test_random_weights_are_drawn_in_host_memory_wherever_the_model_lies(monkeypatch):
+    """A GPU's generator draws others: an export, and the base of an evaluation, would not be what the run trained on."""
+    model = skeleton(random_config().model, common.VOCAB, common.CPU)
+    drawn, draw = [], type(model)._init_weights
+
+    def watched(self, module):
+        drawn.append({p.device.type for p in module.parameters(recurse=False)})
+        draw(self, module)
+
+    monkeypatch.setattr(type(model), "_init_weights", watched)
+    before = torch.random.get_rng_state()
+    initialise(model, 0)  # its tensors lie on the meta device
+    assert set().union(*drawn) == {"cpu"}
+    assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_loaded_weights_are_those_of_the_files_bit_for_bit(built, folder):
