@@ -8,6 +8,7 @@ without that, documents of a batch with more than one row would see each other a
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -30,6 +31,23 @@ def choose_attention(model: schema.Model, device: torch.device) -> str:
     if wanted == FLASH and obstacle:
         raise UserError(f"model.attention: is {FLASH}, but {obstacle}; use auto or sdpa")
     return wanted
+
+
+def repeat_backward() -> None:
+    """Has FlashAttention-2's backward pass add in a fixed order, so that a resumed run gets the same bits; else it adds as its blocks end.
+
+    It costs a part of attention's backward pass, and memory for a few more copies of one layer's query gradient in fp32. transformers reads
+    the variable at every call; FLASH_ATTENTION_DETERMINISTIC=0 in the workers' environment leaves it off.
+    """
+    os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
+
+
+def fallback(model: schema.Model, device: torch.device, built: Any) -> str | None:
+    """What to tell where `model.attention: auto` would have taken FlashAttention-2, but the model was built with another kernel."""
+    used = built.config._attn_implementation
+    if model.attention != "auto" or used == FLASH or choose_attention(model, device) != FLASH:
+        return None
+    return f"attention is {used}: transformers does not run this architecture with {FLASH}"
 
 
 def _flash_obstacle(model: schema.Model, device: torch.device) -> str | None:

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from raytune70b import schema
 from raytune70b.config import UserError
 from raytune70b.model.adapters import add_adapters
-from raytune70b.model.attention import FLASH, choose_attention, supports_flash
+from raytune70b.model.attention import FLASH, choose_attention, repeat_backward, supports_flash
 from raytune70b.model.loss import attach_loss, register_loss
 from raytune70b.model.shard import decoder_layers, shard, sum_in_fp32
 from raytune70b.model.weights import initialise, load_weights, restore_buffers
@@ -127,6 +127,19 @@ def skeleton(model: schema.Model, vocab_size: int, device: torch.device) -> Any:
     if getattr(hf, "quantization_config", None):
         raise UserError(f"model.path: {model.path} is quantised already; take the 16-bit weights, model.method=qlora quantises them itself")
     implementation = choose_attention(model, device)
+    try:
+        built = _built(hf, implementation)
+    except UserError:
+        if model.attention != "auto" or implementation != FLASH:
+            raise
+        built = _built(hf, "sdpa")  # the architecture, or the flash-attn that is installed, has no path for it
+    for parameter in built.parameters():  # not built.to(): buffers such as rotary tables stay fp32
+        parameter.data = parameter.data.to(weight_dtype(model))
+    return built
+
+
+def _built(hf: PretrainedConfig, implementation: str) -> Any:
+    """The modules in fp32 on the meta device. Raises UserError."""
     hf.use_cache = False
     try:
         with torch.device("meta"):
@@ -135,8 +148,7 @@ def skeleton(model: schema.Model, vocab_size: int, device: torch.device) -> Any:
         raise UserError(f"model: transformers cannot build {hf.model_type}: {_first_line(error)}") from error
     if implementation == FLASH:
         supports_flash(type(built), hf)
-    for parameter in built.parameters():  # not built.to(): buffers such as rotary tables stay fp32
-        parameter.data = parameter.data.to(weight_dtype(model))
+        repeat_backward()
     return built
 
 

@@ -22,6 +22,7 @@ from raytune70b.blocks.ledger import Entry
 from raytune70b.blocks.order import Ids
 from raytune70b.blocks.stream import BlockStream, validation_batches
 from raytune70b.config import UserError
+from raytune70b.model.attention import fallback
 from raytune70b.model.dryrun import dry_run
 from raytune70b.planning.advice import memory_line, workload_of
 from raytune70b.tracking.metrics import WorkerMetrics
@@ -127,6 +128,8 @@ class Worker:
         chosen = time.monotonic()
         self.engine = build_engine(self.config, self.job.vocab_size, self.device)
         self.model = self.engine.model
+        if self.rank == 0 and (said := fallback(self.config.model, self.device, self.model)):
+            self.link.warn(said)
         built = time.monotonic()
         if found is not None:
             saver.load(self.engine.state(), found)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import collections
 import itertools
 
 import pytest
@@ -8,7 +9,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from raytune70b.config import UserError, compose
-from raytune70b.model.attention import FLASH, choose_attention, decoder_inputs, document_bounds
+from raytune70b.model import attention, load
+from raytune70b.model.attention import FLASH, choose_attention, decoder_inputs, document_bounds, fallback, repeat_backward
+from raytune70b.model.load import skeleton
 from tests import reference
 
 ROWS, SEQ_LEN, CUT = 2, 20, 9
@@ -91,3 +94,57 @@ def test_auto_takes_sdpa_on_a_cpu_and_flash_attention_is_refused_there_with_the_
     assert choose_attention(compose([]).model, torch.device("cpu")) == "sdpa"
     with pytest.raises(UserError, match="the device is cpu; use auto or sdpa"):
         choose_attention(compose([f"model.attention={FLASH}"]).model, torch.device("cpu"))
+
+
+LLAMA4 = {"model_type": "llama4_text", "hidden_size": 32, "intermediate_size": 64, "intermediate_size_mlp": 64, "num_hidden_layers": 2,
+          "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 2, "pad_token_id": None}  # fmt: skip
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def flash_there(monkeypatch):
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.delenv("FLASH_ATTENTION_DETERMINISTIC", raising=False)
+
+
+def test_auto_takes_sdpa_where_an_architecture_has_no_flash_attention_and_says_so(flash_there):
+    config = compose([]).model
+    config.config = LLAMA4
+    assert choose_attention(config, GPU) == FLASH
+    built = skeleton(config, 64, GPU)
+    assert built.config._attn_implementation == "sdpa"
+    assert fallback(config, GPU, built) == "attention is sdpa: transformers does not run this architecture with flash_attention_2"
+    config.attention = FLASH
+    with pytest.raises(UserError, match="llama4_text"):
+        skeleton(config, 64, GPU)
+    assert fallback(compose([]).model, torch.device("cpu"), built) is None
+    assert fallback(compose(["model.attention=sdpa"]).model, GPU, built) is None
+    built.config._attn_implementation = FLASH
+    assert fallback(compose([]).model, GPU, built) is None
+
+
+def test_flash_attention_is_asked_to_add_in_a_fixed_order(monkeypatch):
+    from transformers.modeling_flash_attention_utils import _process_flash_attention_kwargs
+
+    def deterministic():
+        there = collections.defaultdict(lambda: True)
+        return _process_flash_attention_kwargs(query_length=4, key_length=4, is_causal=True, supports_mapping=there)["deterministic"]
+
+    monkeypatch.delenv("FLASH_ATTENTION_DETERMINISTIC", raising=False)
+    assert not deterministic()
+    repeat_backward()
+    assert deterministic()
+    monkeypatch.setenv("FLASH_ATTENTION_DETERMINISTIC", "0")  # who wants the speed
+    repeat_backward()
+    assert not deterministic()
+
+
+def test_a_model_built_with_flash_attention_is_asked_so(flash_there, monkeypatch):
+    asked = []
+    monkeypatch.setattr(load, "repeat_backward", lambda: asked.append(True))
+    monkeypatch.setattr(load, "supports_flash", lambda *_: None)
+    monkeypatch.setattr(load.AutoModelForCausalLM, "from_config", lambda *_, **__: torch.nn.Linear(1, 1))
+    skeleton(compose([]).model, 64, GPU)
+    assert asked
+    skeleton(compose([]).model, 64, torch.device("cpu"))
+    assert len(asked) == 1

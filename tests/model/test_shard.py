@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from raytune70b.config import UserError, compose
 from raytune70b.model.dryrun import advice, dry_run
+from raytune70b.model.loss import loss_sum
 from raytune70b.model.shard import make_mesh, require_sharded, sum_gradients
 from raytune70b.training.engine import Fsdp
 from tests import reference
@@ -88,6 +90,33 @@ def compiled_gradients(rank: int, world_size: int, folder: Path, batch: dict) ->
 
 def test_compiled_layers_give_the_same_gradients(setting, plain):
     assert_equal(run(compiled_gradients, 1, *setting)[0], plain["plain"])
+
+
+def lengths_compiled(rank: int, world_size: int, folder: Path, batch: dict) -> list[bool]:
+    """Of each graph that a dry run, a validation and a step make, whether it is for any length."""
+    dynamic: list[bool] = []
+
+    def spy(graph: Any, inputs: list) -> Any:
+        dynamic.append(any(isinstance(value, torch.SymInt) or (torch.is_tensor(value) and any(isinstance(n, torch.SymInt) for n in value.shape)) for value in inputs))
+        return graph.forward
+
+    compile_in_place = torch.nn.Module.compile
+    torch.nn.Module.compile = lambda self: compile_in_place(self, backend=spy)  # type: ignore[method-assign]
+    config = common.config_for(folder, "full", "fp32", "model.compile=true")
+    model, _ = common.build(config)
+    dry_run(model, config, common.VOCAB, 32, 2, common.CPU)
+    longer = {name: values.repeat(1, 2) for name, values in batch.items()}  # 32 tokens, as in the dry run
+    model.eval()
+    with torch.no_grad():
+        loss_sum(model, {name: values[:2] for name, values in longer.items()}, 10)
+    Fsdp(model, torch.optim.SGD(model.parameters())).rest()
+    common.gradients(model.train(), config, longer)
+    return dynamic
+
+
+def test_a_dry_run_has_layers_compiled_for_the_length_that_is_trained(setting):
+    """Else the check's short batch is a length more, after which torch compiles for any length; a resumed run has no dry run, and other kernels."""
+    assert run(lengths_compiled, 1, *setting)[0] == [False, False]  # with gradients, and without: nothing for the check
 
 
 def norm_of_ones(rank: int, world_size: int) -> float:
