@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout or an uploaded copy, installed or not
 
+from raytune70b import cpus
 from raytune70b.config import main_with_clear_errors
 from raytune70b.runs import run_or_model_arguments
 from raytune70b.schema import Config
@@ -35,6 +36,7 @@ def main(config: Config) -> int:
         pairs, too_long, unusable = held_out.pairs(data, tokenizer, conversations, longest_prompt)
         return HeldOut(held_out.texts(data, tokenizer, manifest.seq_len, texts), pairs, too_long, unusable, tokenizer, manifest.answer_ends)
 
+    cpus.take_all()
     evaluated = evaluate(config, load)
     print(summary(evaluated), flush=True)
     track(config, evaluated)

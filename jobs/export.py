@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout or an uploaded copy, installed or not
 
+from raytune70b import cpus
 from raytune70b.config import main_with_clear_errors
 from raytune70b.runs import run_arguments
 from raytune70b.schema import Config
@@ -25,6 +26,7 @@ def main(config: Config) -> int:
     from raytune70b.export.job import export_run, summary
     from raytune70b.export.registry import register
 
+    cpus.take_all()
     exported = export_run(config)
     print(summary(exported), flush=True)
     version = register(config, exported)

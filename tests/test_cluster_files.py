@@ -29,7 +29,9 @@ def test_only_the_loopback_is_served_and_the_metrics_port_is_free():
 
 
 def test_the_kuberay_manifest_has_two_pods_of_eight_gpus_behind_a_token():
-    manifest = yaml.safe_load((ROOT / "conf/cluster/kuberay.yaml").read_text())
+    text = (ROOT / "conf/cluster/kuberay.yaml").read_text()
+    manifest = yaml.safe_load(text)
+    assert f"FROM rayproject/ray:{ray.__version__}-py311-cu130\n" in text and "torch==2.13." in (ROOT / "requirements.lock").read_text(), "whose CUDA is 13.0"
     spec, (group,) = manifest["spec"], manifest["spec"]["workerGroupSpecs"]
     assert (manifest["apiVersion"], manifest["kind"], spec["authOptions"]) == ("ray.io/v1", "RayCluster", {"mode": "token"})
     assert spec["rayVersion"] == ray.__version__, "the operator turns the token on by this version; it is the one that is installed"

@@ -28,13 +28,3 @@ def test_threads_of_a_worker(monkeypatch, settings, device, expected):
 def test_more_workers_than_cpus_have_a_thread_each(monkeypatch):
     monkeypatch.setattr(cpus, "usable", lambda: 2)
     assert worker_threads(compose(["model.offload=params"]), "cuda", 8) == 1
-
-
-@pytest.mark.parametrize(
-    ("quota", "expected"), [("max 100000\n", 96), ("3200000 100000\n", 32), ("9999999 100000\n", 96), ("50000 100000\n", 1), ("", 96)]
-)
-def test_a_containers_quota_counts(monkeypatch, tmp_path, quota, expected):
-    monkeypatch.setattr(cpus.os, "sched_getaffinity", lambda _: set(range(96)))
-    (tmp_path / "cpu.max").write_text(quota)
-    assert cpus.usable(tmp_path / "cpu.max") == expected
-    assert cpus.usable(tmp_path / "none") == 96
