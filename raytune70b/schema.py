@@ -128,7 +128,7 @@ class Model:
     replicate: int = limited(1, low=1)
     """Hybrid sharding: copies of the model; each is sharded over world_size / replicate workers."""
     offload: str = limited("none", choices=("none", "optimizer", "params"))
-    """Keep optimizer states, or parameters and optimizer states, in host memory."""
+    """Keep optimizer states, or parameters and optimizer states, in host memory; with params, and under zero3, the node's CPUs make the optimizer step."""
 
 
 @dataclass
