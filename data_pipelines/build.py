@@ -59,8 +59,7 @@ def prepare(config: Config) -> Manifest:
     evaluation = plan(config, config.data.evaluation) if config.data.evaluation else []
     tokenizer = None if config.data.tokenizer == "train" else load_tokenizer(config.data.tokenizer)
     _check_vocabulary(config, tokenizer)
-    if tokenizer is not None:
-        check_place(tokenizer, Folder(config.data.tokenizer), target / TOKENIZER)
+    check_place(tokenizer, Folder(config.data.tokenizer), target, target / TOKENIZER)
     key = _key(config, shards, evaluation, tokenizer)
     there = existing(target, key)
     if there is not None:
@@ -68,6 +67,7 @@ def prepare(config: Config) -> Manifest:
         return there
     questions = evaluation_hashes(evaluation, config.data.columns) if evaluation else np.zeros(0, np.uint64)
     connect(config)
+    (target / "work").make()  # it tells a killed run's folder from one of somebody else
     target.delete(MANIFEST)
     build = _Build(config, target, key)
     manifest = build.run(shards, evaluation, questions, tokenizer)

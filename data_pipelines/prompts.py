@@ -70,9 +70,8 @@ class Prompts:
         except TemplateError as error:
             raise PromptError(f"the chat template refuses it: {error}") from error
 
-    def answers(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The rendered text, and in characters of every assistant turn (start, end of its content, where the next turn's content begins or the
-        text ends). Raises PromptError."""
+    def answers(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int, str]]]:
+        """The rendered text, and of every assistant turn (start, end of its content, in characters; the next turn's content). Raises PromptError."""
         text, spans, position = self.render(turns), [], 0
         for number, (role, content) in enumerate(turns):
             if role != "assistant":
@@ -84,9 +83,7 @@ class Prompts:
             if found < 0:
                 raise PromptError(f"the chat template changes turn {number}, so that it cannot be told from the rest")
             position = found + len(core)
-            asked = turns[number + 1][1].strip() if number + 1 < len(turns) else ""
-            following = text.find(asked, position) if asked else -1
-            spans.append((start, position, following if following >= 0 else len(text)))
+            spans.append((start, position, turns[number + 1][1].strip() if number + 1 < len(turns) else ""))
         return text, spans
 
     def _places(self, turns: Sequence[Turn], text: str) -> dict[int, int]:

@@ -213,9 +213,13 @@ def _is_phone(find: _Find, start: int, end: int) -> bool:
     return not _is_row(find, start, end) and not any(find.after(words, start) for words in NO_PHONE)
 
 
+ROW_BYTES = 90
+"""So far a row of pairs is followed on either side of a phone's shape: thirty of them are no list of phones."""
+
+
 def _is_row(find: _Find, start: int, end: int) -> bool:
     """Whether digits in the groups of a phone are numbers of a table: 12 345 678 2021, 01 02 03 04 05, 0031 2044 0039 0031."""
-    value, before = find.data[start:end], find.data[find.start : start]
+    value, before = find.data[start:end], find.data[max(find.start, start - ROW_BYTES) : start]
     if value.translate(None, b" 0123456789"):
         return False
     if value.startswith(b"00"):
@@ -223,8 +227,9 @@ def _is_row(find: _Find, start: int, end: int) -> bool:
     if value[2:3] != b" ":
         return shapes.BEFORE_THOUSANDS.search(before) is not None or shapes.AMOUNT_AND_YEAR.fullmatch(value) is not None
     pairs = [int(pair) for pair in value.split()]
-    around = sum(len(m[0]) // 3 for m in (shapes.PAIRS_BEFORE.search(before), shapes.PAIRS_AFTER.match(find.data, end)) if m)
-    return pairs == list(range(pairs[0], pairs[0] + 5)) or (around > 1 and around % 5 > 0)
+    around = [len(m[0]) for m in (shapes.PAIRS_BEFORE.search(before), shapes.PAIRS_AFTER.match(find.data, end, end + ROW_BYTES)) if m]
+    numbers = sum(around) // 3
+    return pairs == list(range(pairs[0], pairs[0] + 5)) or max(around, default=0) >= ROW_BYTES - 2 or (numbers > 1 and numbers % 5 > 0)
 
 
 def _is_increase(value: bytes, money: bool) -> bool:

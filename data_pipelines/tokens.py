@@ -22,7 +22,7 @@ import xxhash
 
 from data_pipelines.packing import Piece, document_pieces
 from data_pipelines.prompts import DEFAULT_TEMPLATE, PromptError, Prompts, Turn
-from raytune70b.blocks.manifest import tokenizer_digest
+from raytune70b.blocks.manifest import MANIFEST, tokenizer_digest
 from raytune70b.config import UserError
 from raytune70b.storage import Folder
 
@@ -93,13 +93,16 @@ def saved_files(tokenizer: Any) -> dict[str, bytes]:
         return {str(path.relative_to(temporary)): path.read_bytes() for path in Path(temporary).rglob("*") if path.is_file()}
 
 
-def check_place(tokenizer: Any, given: Folder, own: Folder) -> None:
-    """Refuses a given tokenizer that lies where the data set keeps its own, beside files that the writing of `own` would remove. Raises TokenizerError."""
-    if given.uri != own.uri and not given.uri.startswith(own.uri + "/"):
-        return
-    lost = {name for name, _ in own.files()} - saved_files(tokenizer).keys()
-    if lost:
-        raise TokenizerError(f"data.tokenizer: {given.uri} lies in {own.uri}, where data.path keeps its own tokenizer and would remove {min(lost)}; copy it elsewhere and give that folder")
+def check_place(tokenizer: Any | None, given: Folder | None, data: Folder, own: Folder) -> None:
+    """Refuses what the writing of the data set's own tokenizer, in `own`, would remove: a given tokenizer that lies there, and files that are
+    not of a data set in `data`. Raises TokenizerError."""
+    there = {name for name, _ in own.files()}
+    if tokenizer is not None and given is not None and (given.uri == own.uri or given.uri.startswith(own.uri + "/")):
+        lost = there - saved_files(tokenizer).keys()
+        if lost:
+            raise TokenizerError(f"data.tokenizer: {given.uri} lies in {own.uri}, where data.path keeps its own tokenizer and would remove {min(lost)}; copy it elsewhere and give that folder")
+    elif there and data.size(MANIFEST) is None and not data.exists("work"):
+        raise TokenizerError(f"data.path: {data.uri} holds no data set, but files in {own.uri} ({min(there)}), where its tokenizer would go; give another folder")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
@@ -183,9 +186,9 @@ class Encoder:
         self.backend.encode_special_tokens = False
         rendered = [self._rendered(turns) for turns in conversations]
         encoded = iter(self.backend.encode_batch([r[0] for r in rendered if not isinstance(r, str)], add_special_tokens=False))
-        return [Conversation(None, 0, r) if isinstance(r, str) else self._conversation(next(encoded), r[1]) for r in rendered]
+        return [Conversation(None, 0, r) if isinstance(r, str) else self._conversation(next(encoded), *r) for r in rendered]
 
-    def _rendered(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int, int]]] | str:
+    def _rendered(self, turns: Sequence[Turn]) -> tuple[str, list[tuple[int, int, str]]] | str:
         if any(s in content for _, content in turns for s in self.special_texts):
             return "spells a special token"
         try:
@@ -193,14 +196,15 @@ class Encoder:
         except PromptError as error:
             return str(error)
 
-    def _conversation(self, encoding: Any, answers: list[tuple[int, int, int]]) -> Conversation:
+    def _conversation(self, encoding: Any, text: str, answers: list[tuple[int, int, str]]) -> Conversation:
         ids = np.array(encoding.ids, np.int32)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         spans: list[int] = []
-        for start, end, following in answers:
+        for start, end, asked in answers:
             first = int(np.searchsorted(offsets[:, 1], start, "right"))
             ending = np.flatnonzero(self.special[ids] & (offsets[:, 0] >= end))
-            if not len(ending) or offsets[ending[0], 0] >= following or (spans and first < spans[-1]):  # beyond it prompts would be trained
+            beyond = not len(ending) or (asked and text.find(asked, end, int(offsets[ending[0], 0])) >= 0)
+            if beyond or (spans and first < spans[-1]):  # with the end token behind the next question, that would be trained
                 return Conversation(None, len(ids), "no end token behind an answer")
             spans += [first, int(ending[0]) + 1]
         ids, spans = self._with_one_bos(ids, spans)

@@ -91,12 +91,15 @@ def read_cursor(folder: Folder) -> Cursor:
 
 def whole_cursor(folder: Folder) -> Cursor:
     """The cursor of a whole checkpoint: sizes are compared, and the cursor's own checksum. Raises CheckpointError."""
-    files = read_manifest(folder)["files"]
-    if CURSOR not in files:
-        raise CheckpointError(f"{folder.uri}/{MANIFEST}: damaged ({CURSOR} is missing)")
-    if wrong := wrong_checksum(folder, [CURSOR], files):
-        raise CheckpointError(wrong)
-    return read_cursor(folder)
+    try:
+        files = read_manifest(folder)["files"]
+        if CURSOR not in files:
+            raise CheckpointError(f"{folder.uri}/{MANIFEST}: damaged ({CURSOR} is missing)")
+        if wrong := wrong_checksum(folder, [CURSOR], files):
+            raise CheckpointError(wrong)
+        return read_cursor(folder)
+    except FileNotFoundError as error:  # a run that goes on has just removed it
+        raise CheckpointError(f"{folder.uri}: is gone ({error})") from error
 
 
 def newest(checkpoints: Folder) -> Cursor | None:

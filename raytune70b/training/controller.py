@@ -111,9 +111,11 @@ class LivingNodes(ElasticScalingPolicy):
 
     def _once_saved(self, size: int) -> Any:
         state = ray.get(self._mailbox.hand_over_state.remote())
+        if state == "waiting" and time.monotonic() < self._wait_until:
+            return NoopDecision()
+        if state in ("waiting", "lost") and not ray.get(self._mailbox.withdraw.remote()):
+            return NoopDecision()  # they have just saved: the next poll sees it
         if state == "waiting":
-            if time.monotonic() < self._wait_until or not ray.get(self._mailbox.withdraw.remote()):
-                return NoopDecision()
             state = "declined"  # a larger group can wait: ending the workers now would take back what they are saving
             self._send("warning", text=f"the workers have not saved within {self._hand_over_s:.0f} s, so they go on as they are; are the checkpoints' disks slow?")
         decision, self._announced = self._announced, None
@@ -147,7 +149,7 @@ class GivesUp(FailurePolicy):
             time.sleep(STORAGE_PAUSE_S)
             return FailureDecision.RETRY
         failures = getattr(training_failed_error, "worker_failures", {})
-        if isinstance(refused, (WorkerGroupStartupFailedError, ray.exceptions.RayError)):
+        if isinstance(refused, (WorkerGroupStartupFailedError, ray.exceptions.RayError)) and not _is_programs_fault(refused):
             return self._start_failed(refused)
         if not failures:  # there was no room for a group, or Ray Train itself saw a preemption
             ray.get(self._mailbox.gone.remote())
@@ -165,13 +167,19 @@ class GivesUp(FailurePolicy):
     def _start_failed(self, error: Exception) -> FailureDecision:
         """A worker died, or its machine was lost, while the group was made. Plain Ray starts again for ever, or ends the run at the first one."""
         self._bad_starts += 1
+        raised = isinstance(error, ray.exceptions.RayTaskError)
         reason = f"the worker group could not be started or reached: {_first_line(error.__cause__ or error)}"
-        verdict = ray.get(self._mailbox.group_failed.remote(reason))
+        verdict = ray.get(self._mailbox.group_failed.remote(f"RayTaskError: {reason}" if raised else reason, "start" if raised else ""))
         self._send(verdict or reason)
         return FailureDecision.RAISE if verdict or self._bad_starts > self.failure_config.max_failures else FailureDecision.RETRY
 
     def _send(self, reason: str) -> None:
         self._mailbox.put.remote({"kind": "group_end", "time": time.time(), "launch": self._launch, "reason": reason})
+
+
+def _is_programs_fault(error: Exception) -> bool:
+    """Whether a worker raised, while the group was made, what no machine causes: another start would end in the same way."""
+    return isinstance(error, ray.exceptions.RayTaskError) and not isinstance(error.cause, (OSError, RuntimeError, ray.exceptions.RayError))
 
 
 def gone_or_going() -> list[str]:

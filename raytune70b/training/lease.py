@@ -36,8 +36,8 @@ class Lease:
         self._over = threading.Event()
 
     def __enter__(self) -> Lease:
-        there = self._there()
-        if there is not None and self._lives(there):
+        if self._lives():
+            there = self._there() or {"pid": "?", "host": "?"}
             raise UserError(f"{self._run.uri}: is being worked on by another launch (process {there['pid']} on {there['host']}); wait for its end or stop it, or choose another name")
         self._write()
         if not self._mine(self._there()):
@@ -62,8 +62,10 @@ class Lease:
     def _mine(self, there: dict[str, Any] | None) -> bool:
         return there is None or {**there, "count": 0} == {**self._me, "count": 0}
 
-    def _lives(self, there: dict[str, Any]) -> bool:
-        if self._mine(there):  # this process itself, after a launch that could not clear up
+    def _lives(self) -> bool:
+        """Whether another launch is there."""
+        there = self._there()
+        if there is None or self._mine(there):  # this process itself, after a launch that could not clear up
             return False
         if there["host"] == self._me["host"]:
             return _runs(there["pid"], there["started"])
@@ -82,8 +84,9 @@ class Lease:
 
 
 def _runs(pid: int, started: float) -> bool:
-    """Whether the process is there that began at this time: its number may be another one's by now."""
+    """Whether the process that began at this time runs: its number may be another one's by now, and a dead one that nobody asked after keeps it."""
     try:
-        return abs(psutil.Process(pid).create_time() - started) < 1
-    except psutil.Error:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < 1
+    except (psutil.Error, TypeError, ValueError):
         return False

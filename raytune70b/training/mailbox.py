@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import traceback
 from collections import deque
@@ -33,6 +34,8 @@ class Mailbox:
         self._command = ""
         self._attempt, self._up = 0, False
         self._handed_over = False
+        self._lock = threading.Lock()
+        """Around the command and whether it was obeyed: calls come on several threads."""
         self._failures: list[Failure] = []
         self._first: Record | None = None
 
@@ -72,16 +75,18 @@ class Mailbox:
 
     def handed_over(self) -> bool:
         """The workers have published a checkpoint of the step at which they wait; returns whether that is still wanted."""
-        self._handed_over = self._command == HAND_OVER
-        return self._handed_over
+        with self._lock:
+            self._handed_over = self._command == HAND_OVER
+            return self._handed_over
 
     def withdraw(self) -> bool:
         """Takes the order to hand over back, unless it has been obeyed meanwhile; returns whether it was taken back."""
-        if self._handed_over:
-            return False
-        if self._command == HAND_OVER:
-            self._command = ""
-        return True
+        with self._lock:
+            if self._handed_over:
+                return False
+            if self._command == HAND_OVER:
+                self._command = ""
+            return True
 
     def gone(self) -> None:
         """The worker group is no more: what its last processes still say is not heard, so that nobody waits for them to obey."""
@@ -101,14 +106,14 @@ class Mailbox:
         """Whether a worker group is up and past its start: before, it cannot be asked to hand over."""
         return bool(self._beats) and all(beat["mark"] != "set up" for beat in self._beats.values())
 
-    def group_failed(self, reason: str) -> str:
-        """The worker group is gone; returns why the run must give up, or "". The beats say how far it had come."""
+    def group_failed(self, reason: str, place: str = "") -> str:
+        """The worker group is gone; returns why the run must give up, or "". The beats say how far it had come; `place`: where it was raised, if known."""
         heard = max((beat["step"] for beat in self._beats.values()), default=-1)
         first = self._first
         self.gone()
         step = first["step"] if first else heard
         error = first["error"] if first else reason
-        self._failures.append(Failure(step, error, first["place"] if first else "", bool(first and first["final"])))
+        self._failures.append(Failure(step, error, first["place"] if first else place, bool(first and first["final"])))
         return gives_up(self._failures)
 
 

@@ -158,7 +158,7 @@ class Post:
         if record["kind"] == "result":
             self.result = record
             return
-        if record["kind"] == "group_ready":
+        if record["kind"] == "group_ready" and self.failure is not None and record["attempt"] != self.failure["attempt"]:
             self.failure = None  # the run has got over it: what ends it later is something else
         if record["kind"] == "failure" and (self.failure is None or record["attempt"] != self.failure["attempt"]):
             self.failure = record

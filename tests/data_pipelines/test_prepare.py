@@ -211,14 +211,24 @@ def test_what_is_damaged_is_mended_from_the_work_that_was_kept(session, corpus, 
 
 
 def test_a_tokenizer_that_lies_where_the_data_sets_own_is_written(tmp_path):
-    own = Folder(tmp_path / "tokenizer")
+    data, own = Folder(tmp_path), Folder(tmp_path / "tokenizer")
     save_tokenizer(chatml(), own)
-    check_place(chatml(), own, own)  # written as it is: nothing is lost
+    check_place(chatml(), own, data, own)  # written as it is: nothing is lost
     save_tokenizer(chatml(), own / "mine")
     for given in (own, own / "mine"):
         with pytest.raises(UserError, match=r"data\.tokenizer: .*tokenizer.* would remove mine/"):
-            check_place(chatml(), given, own)
-    check_place(chatml(), Folder(tmp_path / "tokenizer-2"), own)
+            check_place(chatml(), given, data, own)
+
+
+@pytest.mark.parametrize("tokenizer", [chatml(), None], ids=["given", "train"])
+def test_files_that_are_of_no_data_set_are_not_removed(tmp_path, tokenizer):
+    data, own, elsewhere = Folder(tmp_path), Folder(tmp_path / "tokenizer"), Folder(tmp_path / "tokenizer-2")
+    check_place(tokenizer, elsewhere, data, own)
+    own.write("llama3/tokenizer.json", b"{}")
+    with pytest.raises(UserError, match=r"data\.path: .* holds no data set, but files in .*tokenizer \(llama3/tokenizer\.json\)"):
+        check_place(tokenizer, elsewhere, data, own)
+    (data / "work").make()  # what a killed preparation left is its own
+    check_place(tokenizer, elsewhere, data, own)
 
 
 def legal(draw: random.Random, words: int = 60) -> str:

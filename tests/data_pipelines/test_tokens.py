@@ -115,8 +115,9 @@ def test_no_prompt_is_trained_where_an_answer_ends_only_with_the_conversation(te
 
 
 def test_a_question_that_spells_what_stands_behind_an_answer_is_no_hindrance():
-    turns = (("user", "?"), ("assistant", "yes"), ("user", "user"), ("assistant", "no"), ("user", "end"), ("assistant", "s"))
-    assert trained(Encoder(chatml(), 256), turns) == ["yes<|im_end|>", "no<|im_end|>", "s<|im_end|>"]
+    for asked in ("user", "end", "<", "|"):
+        turns = (("user", "?"), ("assistant", "yes"), ("user", asked), ("assistant", "no"))
+        assert trained(Encoder(chatml(), 256), turns) == ["yes<|im_end|>", "no<|im_end|>"]
 
 
 def test_text_that_spells_a_special_token():

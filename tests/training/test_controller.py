@@ -77,17 +77,26 @@ def failing(max_failures: int) -> tuple[GivesUp, Box]:
     return GivesUp(DefaultFailurePolicy(FailureConfig(max_failures=max_failures)), box, 1), box
 
 
-@pytest.mark.parametrize("error", [WorkerGroupStartupFailedError("one of the worker actors failed"), ray.exceptions.RayTaskError("bind", "Traceback\nOSError: gone", OSError("gone"))])
-def test_a_group_that_cannot_be_started_is_tried_again_a_few_times_and_told_of(monkeypatch, error):
+@pytest.mark.parametrize(("error", "patience"), [
+    (WorkerGroupStartupFailedError("one of the worker actors failed"), 5), (ray.exceptions.RayTaskError("bind", "Traceback\nOSError: gone", OSError("gone")), 3),
+])  # fmt: skip
+def test_a_group_that_cannot_be_started_is_tried_again_a_few_times_and_told_of(monkeypatch, error, patience):
     """Plain Ray tries the first kind for ever without a word, and ends the run at the first of the second."""
     monkeypatch.setattr(controller.ray, "get", lambda answer: answer)
     gives_up, box = failing(100)
-    decisions = [gives_up.make_decision(ControllerError(error)) for _ in range(5)]
-    assert decisions == [FailureDecision.RETRY] * 4 + [FailureDecision.RAISE]
-    assert [r["kind"] for r in box.sent] == ["group_end"] * 5 and "could not be started" in box.sent[0]["reason"]
-    assert "5 times in a row before their first step" in box.sent[-1]["reason"]
+    decisions = [gives_up.make_decision(ControllerError(error)) for _ in range(patience)]
+    assert decisions == [FailureDecision.RETRY] * (patience - 1) + [FailureDecision.RAISE]
+    assert [r["kind"] for r in box.sent] == ["group_end"] * patience and "could not be started" in box.sent[0]["reason"]
+    assert f"{patience} times in a row before their first step" in box.sent[-1]["reason"]
     few, _ = failing(1)
     assert [few.make_decision(ControllerError(error)) for _ in range(2)] == [FailureDecision.RETRY, FailureDecision.RAISE]
+
+
+def test_what_the_program_raises_while_a_group_is_made_ends_the_run(monkeypatch):
+    monkeypatch.setattr(controller.ray, "get", lambda answer: answer)
+    gives_up, box = failing(100)
+    assert gives_up.make_decision(ControllerError(ray.exceptions.RayTaskError("set up", "Traceback", ValueError("no such backend")))) == FailureDecision.RAISE
+    assert not box.sent, "Ray Train's error says it"
 
 
 def test_a_timeout_of_the_start_is_no_failure(monkeypatch):
@@ -125,6 +134,14 @@ def test_workers_that_take_too_long_to_save_are_not_ended_for_a_resize(monkeypat
     assert isinstance(asked._once_saved(2), NoopDecision) and asked._announced is None and asked._not_before > time.monotonic()
     assert [r["kind"] for r in box.sent] == ["warning"]
     assert mailbox.command() == "" and not mailbox.handed_over(), "they are told to go on"
+
+
+def test_an_order_to_hand_over_does_not_outlive_the_word_of_it(monkeypatch):
+    """The driver's machine stood still: the controller goes on as if nothing had been asked, and so must the workers."""
+    asked, mailbox, box = resizing(monkeypatch, 60.0)
+    mailbox._beats[0]["heard"] -= 11
+    assert isinstance(asked._once_saved(2), NoopDecision) and asked._announced is None
+    assert mailbox.command() == "" and not mailbox.handed_over() and not box.sent
 
 
 def test_a_stop_outlives_a_resize_that_is_taken_back():

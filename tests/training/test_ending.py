@@ -42,13 +42,14 @@ def after(*records, stop_reason=None):
 
 
 FAILURE = {"kind": "failure", "attempt": 1, "error": "DistBackendError: NCCL", "final": False}
-READY, STOPPED, FINISHED = {"kind": "group_ready"}, {"kind": "result", "status": "stopped"}, {"kind": "result", "status": "finished"}
+READY, STOPPED, FINISHED = {"kind": "group_ready", "attempt": 2}, {"kind": "result", "status": "stopped"}, {"kind": "result", "status": "finished"}
 
 
 @pytest.mark.parametrize(("post", "said", "status", "reason", "code"), [
     (after(FAILURE, READY, FINISHED), "", "finished", "", 0),
     (after(FAILURE), "Training failed", "failed", "DistBackendError: NCCL", 1),
     (after({**FAILURE, "final": True}), "Training failed", "failed", "DistBackendError: NCCL", 2),
+    (after(FAILURE, {**READY, "attempt": 1}), "Training failed", "failed", "DistBackendError: NCCL", 1),  # of another rank, while rank 0 got ready
     (after(FAILURE, READY), "the workers failed 5 times", "failed", "the workers failed 5 times", 1),  # it had got over the first
     (after(STOPPED, stop_reason="budget.usd: spent"), "the storage refused", "stopped", "budget.usd: spent", 3),  # it is saved, whatever came after
     (after(STOPPED, stop_reason="SIGTERM"), "", "stopped", "SIGTERM", 75),

@@ -1,9 +1,11 @@
 """Two launches of one run: real processes, one folder."""
 
 import json
+import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from raytune70b.config import UserError
@@ -51,6 +53,16 @@ def test_after_a_kill_the_same_command_goes_on_at_once(tmp_path):
     first.communicate()
 
 
+def test_a_dead_process_that_nobody_has_asked_after_holds_nothing(tmp_path):
+    """In a container whose first process does not reap, a killed driver stays in the list of processes for ever."""
+    first = holder(Folder(tmp_path))
+    first.kill()
+    wait_for(lambda: psutil.Process(first.pid).status() == psutil.STATUS_ZOMBIE, 10)
+    with Lease(Folder(tmp_path)):
+        pass
+    first.communicate()
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_launch_on_another_machine_is_judged_by_its_beats(tmp_path, monkeypatch, alive):
     run, there = Folder(tmp_path), {"host": "elsewhere", "pid": 7, "started": 1.0, "count": 3}
@@ -65,7 +77,7 @@ def test_a_launch_on_another_machine_is_judged_by_its_beats(tmp_path, monkeypatc
             wait_for(lambda: json.loads(run.read(LEASE))["count"] > 3, 10)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"host": 1}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"host": 1}', b"\xff", b'{"host": "' + socket.gethostname().encode() + b'", "pid": "x", "started": null}'])
 def test_a_file_that_says_nothing_holds_nobody_up(tmp_path, content):
     Folder(tmp_path).write(LEASE, content)
     with Lease(Folder(tmp_path)):
