@@ -3,7 +3,7 @@
 usage: python jobs/finetune.py [FILE.yaml ...] [key=value ...]
 
 exit codes: 0 finished; 1 failed; 2 wrong input or configuration; 3 stopped by the budget with a checkpoint;
-75 stopped with a checkpoint, run the same command again.
+75 stopped with a checkpoint, run the same command again; 130 ended by Ctrl-C, likewise from the newest checkpoint.
 """
 
 from __future__ import annotations

@@ -36,13 +36,13 @@ class Run:
     path: str = "runs"
     """Where run folders live: a local or shared folder, or any pyarrow/fsspec URI such as s3://bucket/runs."""
     resume: str = limited("auto", choices=("auto", "never", "must"))
-    """auto: continue the run when it has a checkpoint; never: refuse an existing run; must: refuse to start from nothing."""
+    """auto: continue the run when it has a checkpoint; never: refuse a run that has one; must: refuse to start from nothing."""
     seed: int = limited(17, low=0, high=2**62)
     """Seeds the order of the blocks, random weights and dropout."""
     hang_timeout_s: float = limited(600.0, above=0)
     """A worker without a sign of life for this many seconds is named with its stack, and the worker group restarts."""
     quiet: bool = False
-    """Print errors and the closing table only."""
+    """Print warnings, errors and the closing table only."""
 
 
 @dataclass

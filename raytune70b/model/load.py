@@ -82,11 +82,12 @@ def check_libraries(config: schema.Config) -> None:
             raise UserError(f"{key}: {value} needs {library}, which is not installed; pip install 'raytune70b[{extra}]', or use {key}={instead}")
 
 
-def build_model(config: schema.Config, vocab_size: int, mesh: DeviceMesh, device: torch.device) -> nn.Module:
+def build_model(config: schema.Config, vocab_size: int, mesh: DeviceMesh, device: torch.device, weights: bool = True) -> nn.Module:
     """The sharded model with its weights, in training mode.
 
     Weights come from `model.path`, or are random, equal for every world_size. Gradients are sums over all workers.
-    device: where it trains; with `model.offload: params` the parameters rest in host memory. Raises UserError.
+    device: where it trains; with `model.offload: params` the parameters rest in host memory. weights: False leaves them open, for a checkpoint
+    that holds them all. Raises UserError.
     """
     model = unsharded(config, vocab_size, device)
     if config.model.compile:
@@ -98,7 +99,8 @@ def build_model(config: schema.Config, vocab_size: int, mesh: DeviceMesh, device
     restore_buffers(model, device)
     if config.model.gradients == "fp32":
         sum_in_fp32(model)
-    fill(model, config)
+    if weights:
+        fill(model, config)
     return model.train()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raytune70b.config import UserError, compose, main_with_clear_errors
+from raytune70b.planning.advice import minimum_workers
 from raytune70b.planning.changes import useful_changes
 from raytune70b.planning.claims import check_claims
 from raytune70b.planning.hardware import GIB
@@ -90,6 +91,7 @@ def _sweep(text: str, rest: list[str]) -> dict[str, Plan]:
 
 def _judged(plan: Plan) -> dict[str, Any]:
     return {
+        "fewest_workers": fewest_workers(plan),
         "changes": [{"settings": c.settings, "effect": c.effect, "verdict": c.plan.verdict} for c in useful_changes(plan)],
         "claims": [asdict(claim) for claim in check_claims(plan)],
     }
@@ -103,7 +105,7 @@ def print_plan(plan: Plan) -> None:
     place = f"{plan.machine.nodes} x {plan.machine.gpus_per_node} {plan.machine.gpu.name}"
     batch = f"micro-batch {w.micro_batch_size} x {w.seq_len} tokens, {w.micro_batches} a step"
     console.print(f"[bold]{plan.config.run.name}[/]: {model}; {place}; {batch}")
-    console.print(f"verdict: [{MARKS[plan.verdict]}]{plan.verdict}[/]\n")
+    console.print(f"verdict: [{MARKS[plan.verdict]}]{plan.verdict}[/]" + (f"; but {few}" if (few := too_few(plan)) else "") + "\n")
     _print(console, f"Memory of one GPU, worst at the {plan.memory.moment}", ("part", "size"), _memory_rows(plan), right=(1,))
     _print(console, "Speed", ("", "low", "likely", "high"), _speed_rows(plan), right=(1, 2, 3))
     _print(console, "Time and checkpoints", ("", ""), _time_rows(plan))
@@ -141,7 +143,21 @@ def _print(console: Any, title: str, columns: Sequence[str], rows: Sequence[tupl
 def _memory_rows(plan: Plan) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [(part, size_text(size)) for part, size in plan.memory.parts.items()]
     names = {"GPU memory": "total of usable", "host memory": "host memory of a machine"}
-    return rows + [(names.get(name, name), f"{size_text(need)} of {size_text(have)}") for name, need, have in plan.stores()]
+    rows += [(names.get(name, name), f"{size_text(need)} of {size_text(have)}") for name, need, have in plan.stores()]
+    return [*rows, ("fewest GPUs that hold the run", str(fewest_workers(plan) or "none"))]
+
+
+def fewest_workers(plan: Plan) -> int | None:
+    """GPUs below which the run's memory does not fit; None where no number is enough."""
+    return minimum_workers(plan.config, plan.memory.capacity)
+
+
+def too_few(plan: Plan) -> str:
+    """What `jobs/finetune.py` would say of the fewest workers that it is to go on with; "" where they are enough."""
+    least, enough = plan.config.cluster.workers[0], fewest_workers(plan)
+    if enough is None or enough <= least or plan.machine.gpu.name == "cpu":
+        return ""
+    return f"cluster.workers: the least is {least}, but the run takes {enough}; jobs/finetune.py refuses it"
 
 
 def size_text(size: float) -> str:

@@ -126,7 +126,7 @@ class Worker:
         self.cursor = dataclasses.replace(found, mlflow_run_id=self.job.mlflow_run_id) if found else self.cursor
         self.shard = self.ask_for_data()
         chosen = time.monotonic()
-        self.engine = build_engine(self.config, self.job.vocab_size, self.device)
+        self.engine = build_engine(self.config, self.job.vocab_size, self.device, resumes=found is not None)
         self.model = self.engine.model
         if self.rank == 0 and (said := fallback(self.config.model, self.device, self.model)):
             self.link.warn(said)

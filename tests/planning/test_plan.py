@@ -1,6 +1,7 @@
 """`jobs/plan.py` as a user runs it: the five recipes, its outputs, its speed, and one clear line for nonsense."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,14 @@ def test_tables(capsys, name):
     text = printed(capsys, f"conf/recipe/{name}.yaml")
     for part in ("verdict", "optimizer states", "tokens/s/GPU", "inside the budget", "checkpoint interval", "GPU-hours", "What would help", "Claims beside the plan"):
         assert part in text
+
+
+def test_the_fewest_workers_are_told_and_that_the_job_would_refuse_fewer(capsys):
+    text = printed(capsys, "conf/recipe/legalfin.yaml", "cluster.workers=[8,16]")
+    assert "verdict: fits; but cluster.workers: the least is 8, but the run takes 13" in text and re.search(r"fewest GPUs that hold the run\W+13\b", text)
+    assert "verdict: fits\n" in printed(capsys, "conf/recipe/legalfin.yaml", "cluster.workers=[13,16]")
+    found = json.loads(printed(capsys, "conf/recipe/legalfin.yaml", "--json", "train.optimizer=adamw_8bit"))
+    assert found["fewest_workers"] == 7
 
 
 def test_json_holds_the_whole_plan(capsys):

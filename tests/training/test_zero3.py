@@ -19,6 +19,7 @@ from raytune70b.export.tensors import Checkpoint, load_alone
 from raytune70b.model.zero3 import boxes, import_deepspeed
 from raytune70b.storage import Folder
 from raytune70b.training.checkpoint import Cursor, folder_name
+from raytune70b.training.state import local_tensor
 from tests import reference
 from tests.distributed import run
 from tests.model import common
@@ -39,14 +40,14 @@ def data(steps: int = STEPS) -> list:
     return reference.batches(steps, ROWS, 24, common.VOCAB)
 
 
-def build(folder: Path, sharding: str, *settings: str):
+def build(folder: Path, sharding: str, *settings: str, resumes: bool = False):
     from raytune70b.training.engine import build_engine
 
     if sharding == "zero3":
         import_deepspeed(common.CPU)
         gc.freeze()  # it collects garbage at every build: what is imported is none
     config = common.config_for(folder, *(settings or ("full", "fp32")), f"model.sharding={sharding}")
-    return build_engine(config, common.VOCAB, common.CPU), config
+    return build_engine(config, common.VOCAB, common.CPU, resumes), config
 
 
 def train(engine, batches: list, first: int = 0, guard=None) -> list:
@@ -114,7 +115,10 @@ def resume(rank: int, world: int, model: Path, runs: Path) -> dict:
     """The second ten steps, by each engine from each engine's checkpoint; ZeRO-3's end is saved."""
     found = {}
     for sharding, source in (("fsdp", "zero3"), ("zero3", "zero3"), ("zero3", "fsdp")):
-        engine, _ = build(model, sharding)
+        engine, _ = build(model, sharding, resumes=True)
+        weights = engine.zero.fp32_partitioned_groups_flat if sharding == "zero3" else map(local_tensor, engine.state()["model"].values())
+        for tensor in weights:  # those that the checkpoint did not bring would show
+            tensor.data.fill_(float("nan"))
         assert load(engine, runs / source) == HALF
         found[source, sharding] = train(engine, data()[HALF:], HALF)
     save(engine, runs / f"by {world}", STEPS)
