@@ -80,7 +80,7 @@ class WeightsAndBiases:
 
 
 class BoardThread:
-    """Feeds a board: makes it in a thread, with `history` first, and drops points whose step its series has had."""
+    """Feeds a board: makes it in a thread, with `history` first, and drops points whose place its series has had."""
 
     def __init__(self, make: Callable[[], Board], write_again: list[Record], skip: list[Record], notify: Callable[[str], None]):
         self._make, self._notify = make, notify
@@ -101,9 +101,9 @@ class BoardThread:
         self._thread.join(deadline_s)
 
     def _fresh(self, p: Point | None) -> bool:
-        if p is None or (p.series, p.step) in self._written:
+        if p is None or (p.series, p.place) in self._written:
             return False
-        self._written.add((p.series, p.step))
+        self._written.add((p.series, p.place))
         return True
 
     def _loop(self) -> None:

@@ -35,6 +35,9 @@ class Progress:
     rate: float = 0.0
     """Smoothed tokens/s."""
     trained: bool = False
+    measured: bool = False
+    """Whether `step_seconds` is known from more than the first step of a group, which starts NCCL, grows the allocator and compiles."""
+    steps_of_group: int = 0
     last: Record = field(default_factory=dict)
     cost: Record = field(default_factory=dict)
     validation: float | None = None
@@ -56,16 +59,24 @@ class Progress:
 
     def _step(self, record: Record) -> None:
         attempt = (record.get("launch", 0), record.get("attempt", 0))
-        same = attempt == self.attempt and record["step"] == self.step + 1 and self.last
-        seconds = max(record["seconds"], record["time"] - self.last["time"]) if same else record["seconds"]
-        weight = SMOOTHING if self.trained and same else 1.0
-        self.step_seconds += weight * (seconds - self.step_seconds)
-        self.rate += weight * (tokens_per_s(record) - self.rate)
+        self.steps_of_group = self.steps_of_group + 1 if self.trained and attempt == self.attempt else 1
+        if self.steps_of_group > 1 or not self.measured:  # a group's first step says little: the speed before it stands until the second
+            follows = self.steps_of_group > 2 and record["step"] == self.step + 1
+            seconds = max(record["seconds"], record["time"] - self.last["time"]) if follows else record["seconds"]
+            weight = SMOOTHING if self.steps_of_group > 2 else 1.0
+            self.step_seconds += weight * (seconds - self.step_seconds)
+            self.rate += weight * (tokens_per_s(record) - self.rate)
+            self.measured = self.measured or self.steps_of_group > 1
         self.step, self.attempt, self.last, self.trained = record["step"], attempt, record, True
 
     @property
     def seconds_left(self) -> float:
         return max(0, self.total_steps - self.step) * self.step_seconds
+
+    @property
+    def forecast(self) -> float | None:
+        """`seconds_left` once it is worth reckoning with; None before a second step."""
+        return self.seconds_left if self.measured else None
 
 
 def duration(seconds: float) -> str:
@@ -105,9 +116,10 @@ def progress_line(progress: Progress) -> str:
 
 
 def cost_parts(cost: Record) -> list[str]:
-    if "usd" in cost:
-        return [f"${cost['usd']:,.2f} so far, ${cost['projected_usd']:,.2f} at the end"]
-    return []
+    """What was spent and will have been spent, in money where there is a price and else in hours; [] before the first cost record."""
+    unit, show = ("usd", lambda usd: f"${usd:,.2f}") if "usd" in cost else ("hours", lambda hours: duration(3600 * hours))
+    spent, end = cost.get(unit), cost.get(f"projected_{unit}")
+    return [] if spent is None else [f"{show(spent)} so far" + (f", {show(end)} at the end" if end is not None else "")]
 
 
 def lines_for(record: Record, progress: Progress) -> list[str]:
@@ -172,6 +184,8 @@ class Console:
             self.say(line)
         if record["kind"] == "step" and not self._quiet:
             self._show_step()
+        elif record["kind"] == "cost" and self._live is not None:  # money goes on while no step ends
+            self._live.update(panel(self.progress))
 
     def say(self, line: str) -> None:
         self._console.print(Text(line))

@@ -94,17 +94,18 @@ def spent(records: Iterable[Record], now: float | None = None) -> Spent:
     return meter.spent(now)
 
 
-def outlook(budget: Budget, so_far: Spent, seconds_left: float) -> dict[str, float]:
+def outlook(budget: Budget, so_far: Spent, seconds_left: float | None) -> dict[str, float]:
     """Fields of a `cost` record: hours, projected_hours; with a price usd, projected_usd; with a limit budget_share.
 
-    seconds_left: until the planned end at the present speed. budget_share: the largest used share of a limit.
+    seconds_left: until the planned end at the present speed; None while no speed is known, and nothing is projected then.
+    budget_share: the largest used share of a limit.
     """
-    end = so_far.at + seconds_left
-    values = {"hours": so_far.hours(), "projected_hours": so_far.hours(end)}
+    end = None if seconds_left is None else so_far.at + seconds_left
+    values = {"hours": so_far.hours()} | ({} if end is None else {"projected_hours": so_far.hours(end)})
     shares = [values["hours"] / budget.hours] if budget.hours else []
     price = budget.price_per_gpu_hour
     if price is not None:
-        values |= {"usd": so_far.usd(price), "projected_usd": so_far.usd(price, end)}
+        values |= {"usd": so_far.usd(price)} | ({} if end is None else {"projected_usd": so_far.usd(price, end)})
         shares += [values["usd"] / budget.usd] if budget.usd else []
     if shares:
         values["budget_share"] = max(shares)

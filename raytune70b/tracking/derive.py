@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,8 @@ STRAGGLER = 1.25
 """A worker this many times slower than the median is told, when it was so in `STRAGGLER_PROBES` probes in a row."""
 STRAGGLER_PROBES = 3
 WARN_SHARE = 0.8
+BACK_SHARE = 0.95
+"""A projected end at this share of a limit or below may be warned of again when it lies beyond later; one at the limit only wavers."""
 
 
 class Derived:
@@ -72,31 +75,52 @@ def straggler_ratios(probes: dict[int, float]) -> dict[int, float]:
 
 
 class Accountant:
-    """A sink that writes a `cost` record now and then, and warns when 80 % of the budget are used or the end lies beyond it."""
+    """A sink that writes a `cost` record now and then, and warns when 80 % of the budget are used or the end lies beyond it.
+
+    `put` accounts at a step's end, `look` (from a thread, about once a minute) while none comes: waiting and loading cost too.
+    """
 
     def __init__(self, budget: Budget, progress: Progress, history: list[Record], records: Callable[[], list[Record]], write: Callable[[Record], None]):
         self._budget, self._progress, self._records, self._write = budget, progress, records, write
         self._meter = Meter()
         self._due = 0.0
         self._step = 0
+        self._launched = False
+        """This launch goes on; the meter's `running` may be that of an earlier one, which was killed."""
         self._told: set[str] = set()
+        self._lock = threading.Lock()
         for record in history:
             self._take(record)
 
     def put(self, record: Record) -> None:
-        self._take(record)
-        if record["kind"] == "step" and time.monotonic() >= self._due:
-            begin = time.monotonic()
-            self.account(record["time"])
-            self._due = time.monotonic() + max(ACCOUNT_EVERY_S, 100 * (time.monotonic() - begin))  # at most 1 % of a core
+        with self._lock:
+            self._take(record)
+            self._launched = record["kind"] == "run_start" or (self._launched and record["kind"] != "run_end")
+            if record["kind"] == "step" and time.monotonic() >= self._due:
+                self._account(record["time"])
+
+    def look(self) -> None:
+        """Writes a cost record as of now if the launch goes on and the last one was written a while ago."""
+        with self._lock:
+            if self._launched and time.monotonic() >= self._due:
+                self._account(time.time())
 
     def account(self, now: float | None = None) -> None:
-        """Writes a cost record as of `now`."""
-        if not self._step:
-            return
+        """Writes a cost record as of `now` (unix seconds)."""
+        with self._lock:
+            if self._launched or self._step:
+                self._account(now)
+
+    def _account(self, now: float | None) -> None:
+        begin = time.monotonic()
         intervals = goodput.timeline(self._records(), now)
-        values = outlook(self._budget, self._meter.spent(now), self._progress.seconds_left)
+        values = outlook(self._budget, self._meter.spent(now), self._progress.forecast)
         self._write({"kind": "cost", "step": self._step, **values, "goodput/share": goodput.goodput(intervals), "seconds_by_label": goodput.totals(intervals)})
+        self._warn(values)
+        self._due = time.monotonic() + max(ACCOUNT_EVERY_S, 100 * (time.monotonic() - begin))  # at most 1 % of a core
+
+    def _warn(self, values: dict[str, float]) -> None:
+        self._told -= back_within(self._budget, values)
         for key, text in budget_warnings(self._budget, values).items():
             if key not in self._told:
                 self._told.add(key)
@@ -109,17 +133,23 @@ class Accountant:
 
 
 def budget_warnings(budget: Budget, values: dict[str, float]) -> dict[str, str]:
-    """Warnings about the budget by a key under which each is told once a launch. `values`: a cost record's."""
+    """Warnings about the budget by a key under which each is told once, until `back_within` names the key. `values`: a cost record's."""
     warnings: dict[str, str] = {}
-    for limit, used, projected, show in (
-        (budget.hours, values["hours"], values["projected_hours"], lambda h: duration(3600 * h)),
-        (budget.usd, values.get("usd", 0.0), values.get("projected_usd", 0.0), lambda usd: f"${usd:,.2f}"),
+    for unit, limit, used, projected, show in (
+        ("hours", budget.hours, values["hours"], values.get("projected_hours", 0.0), lambda h: duration(3600 * h)),
+        ("usd", budget.usd, values.get("usd", 0.0), values.get("projected_usd", 0.0), lambda usd: f"${usd:,.2f}"),
     ):
         if limit and used >= WARN_SHARE * limit:
-            warnings[f"used {limit}"] = f"{used / limit:.0%} of the budget are used: {show(used)} of {show(limit)}"
+            warnings[f"used {unit}"] = f"{used / limit:.0%} of the budget are used: {show(used)} of {show(limit)}"
         if limit and projected > limit:
-            warnings[f"beyond {limit}"] = f"at this speed the run ends at {show(projected)}, its budget is {show(limit)}; it will stop before that with a checkpoint"
+            warnings[f"beyond {unit}"] = f"at this speed the run ends at {show(projected)}, its budget is {show(limit)}; it will stop before that with a checkpoint"
     return warnings
+
+
+def back_within(budget: Budget, values: dict[str, float]) -> set[str]:
+    """Keys of `budget_warnings` whose projection is clearly inside its limit again, so that a later overrun is news."""
+    pairs = (("hours", budget.hours, values.get("projected_hours")), ("usd", budget.usd, values.get("projected_usd")))
+    return {f"beyond {unit}" for unit, limit, projected in pairs if limit and projected is not None and projected <= BACK_SHARE * limit}
 
 
 def projected_share(budget: Budget, record: Record) -> float | None:

@@ -30,7 +30,7 @@ from raytune70b.config import to_dict, to_yaml
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.tracking.journal import Record, lineage
-from raytune70b.tracking.series import Point, anchor, point, series_of
+from raytune70b.tracking.series import Point, anchor, place, point, series_of
 
 IDS = "mlflow.json"
 LONGEST_VALUE = 6000
@@ -139,7 +139,7 @@ class MlflowMirror:
         self._thread.join(deadline_s)
         if not self._thread.is_alive():
             return None
-        left = len({(p.series, p.step) for p in list(self._points)})
+        left = len({(p.series, p.place) for p in list(self._points)})
         why = self._trouble or f"not done within {deadline_s:.0f} s"
         return f"MLflow at {self.uri} lacks {left} entries ({why}); they are in the journal, and the same command again delivers them"
 
@@ -233,14 +233,14 @@ class MlflowMirror:
             if batch:
                 self._client.log_batch(self._run_id, metrics=[m for p in batch for m in _metrics(p)])
             for p in batch:
-                self._delivered.setdefault(p.series, set()).add(p.step)
+                self._delivered.setdefault(p.series, set()).add(p.place)
             for _ in range(taken):  # only now: a request that fails leaves them for the next try
                 self._points.popleft()
 
     def _ask_delivered(self) -> dict[str, set[int]]:
-        """The steps that the server holds of each series; a point is one request, so one of its metrics speaks for all."""
+        """The places that the server holds of each series; a point is one request, so one of its metrics speaks for all."""
         every = {series_of(name) for name in self._client.get_run(self._run_id).data.metrics}
-        return {series: {m.step for m in self._client.get_metric_history(self._run_id, anchor(series))} for series in every}
+        return {s: {place(s, m.step, m.timestamp) for m in self._client.get_metric_history(self._run_id, anchor(s))} for s in every}
 
     def _batch(self) -> tuple[list[Point], int]:
         """The next points that the server lacks, as many as one request may carry, and how many of the queue they and the others are."""
@@ -248,12 +248,12 @@ class MlflowMirror:
         batch: list[Point] = []
         size = taken = 0
         for p in list(itertools.islice(self._points, BATCH)):
-            if p.step not in delivered.get(p.series, ()) and (p.series, p.step) not in chosen:
+            if p.place not in delivered.get(p.series, ()) and (p.series, p.place) not in chosen:
                 if size + len(p.values) > BATCH:
                     break
                 batch.append(p)
                 size += len(p.values)
-                chosen.add((p.series, p.step))
+                chosen.add((p.series, p.place))
             taken += 1
         return batch, taken
 
@@ -294,7 +294,7 @@ class MlflowMirror:
 def _metrics(p: Point) -> list[Any]:
     from mlflow.entities import Metric
 
-    return [Metric(name, value, int(p.time * 1000), p.step) for name, value in p.values.items()]
+    return [Metric(name, value, p.milliseconds, p.step) for name, value in p.values.items()]
 
 
 def _dataset(data: dict[str, Any]) -> Any:

@@ -120,9 +120,8 @@ def checkpoint_table(checkpoints: list[Record]) -> str:
 
 
 def cost_table(cost: Record, budget: dict[str, Any]) -> str:
-    rows = [("hours", f"{cost['hours']:.2f}", f"{cost['projected_hours']:.2f}", budget.get("hours") or "-")]
-    if "usd" in cost:
-        rows.append(("USD", f"{cost['usd']:,.2f}", f"{cost['projected_usd']:,.2f}", budget.get("usd") or "-"))
+    rows = [(name, f"{cost[unit]:,.2f}", f"{cost[end]:,.2f}" if end in cost else "-", budget.get(unit) or "-")
+            for name, unit, end in (("hours", "hours", "projected_hours"), ("USD", "usd", "projected_usd")) if unit in cost]  # fmt: skip
     return table(("", "#spent", "#projected at the end", "#budget"), rows)
 
 

@@ -32,6 +32,16 @@ class Point:
     time: float
     values: dict[str, float]
 
+    @property
+    def place(self) -> int:
+        """What of its series it is, and is there once: the step; of costs the time in ms, for they go on while a step does not end."""
+        return place(self.series, self.step, self.milliseconds)
+
+    @property
+    def milliseconds(self) -> int:
+        """Unix time."""
+        return int(self.time * 1000)
+
 
 def point(record: Record) -> Point | None:
     """The metrics of a record, None where it has none. Values that are missing or not finite are left out."""
@@ -55,6 +65,11 @@ def series_of(metric: str) -> str:
     if head[0] == "system":
         return "/".join(head[:2])
     return {"time": "train", "goodput": "cost"}.get(head[0], head[0])
+
+
+def place(series: str, step: int, milliseconds: int) -> int:
+    """See `Point.place`."""
+    return milliseconds if series == "cost" else step
 
 
 def anchor(series: str) -> str:

@@ -26,6 +26,8 @@ from raytune70b.tracking.journal import JOURNAL, JournalWriter, Record, lineage
 from raytune70b.tracking.mlflow import MlflowMirror, tracking_uri
 
 DRAIN_S = 5.0
+LOOK_EVERY_S = 60.0
+"""Between looks at the money while no step ends."""
 
 
 class Sink(Protocol):
@@ -60,6 +62,9 @@ class Watch:
         self._sinks: list[Sink] = [self._console, *([self._mlflow] if self._mlflow else []), self._accountant, self._gauges, *self._boards, *more_sinks]
         self._thread = threading.Thread(target=self._feed, name="watch", daemon=True)
         self._thread.start()
+        self._ending = threading.Event()
+        self._looking = threading.Thread(target=self._look, name="accounts", daemon=True)
+        self._looking.start()
 
     @property
     def mlflow_run_id(self) -> str | None:
@@ -102,6 +107,8 @@ class Watch:
         status: finished, stopped (to be continued by the same command) or failed.
         """
         end = time.monotonic() + self._config.tracking.close_timeout_s
+        self._ending.set()
+        self._looking.join(DRAIN_S)
         self._drain()
         self._guarded("Accountant", lambda: self._accountant.account(time.time()))
         self.record({"kind": "run_end", "status": status, "reason": reason, "exit_code": exit_code})
@@ -167,6 +174,10 @@ class Watch:
         while (record := self._queue.get()) is not None:
             for sink in self._sinks:
                 self._guarded(type(sink).__name__, lambda sink=sink, record=record: sink.put(record))  # type: ignore[misc]
+
+    def _look(self) -> None:
+        while not self._ending.wait(LOOK_EVERY_S):
+            self._guarded("Accountant", self._accountant.look)
 
     def _guarded(self, name: str, action: Callable[[], Any]) -> Any:
         try:

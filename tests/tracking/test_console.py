@@ -48,10 +48,14 @@ def test_the_progress_line_has_step_loss_rate_and_time_left():
     assert line == "step 10/20  loss 4.9124  lr 1.00e-03  2048 tokens/s  2 workers  ETA 20s"
 
 
-def test_the_cost_stands_on_the_progress_line_when_priced():
+@pytest.mark.parametrize(("cost", "text"), [
+    ({"hours": 1.0, "projected_hours": 2.0, "usd": 1234.5, "projected_usd": 4950.0}, "$1,234.50 so far, $4,950.00 at the end"),
+    ({"hours": 1.0, "projected_hours": 50.0}, "  1h00m so far, 2d02h at the end"), ({"hours": 0.1}, "  6m00s so far"),
+])  # fmt: skip
+def test_the_cost_stands_on_the_progress_line_in_money_or_else_in_hours(cost, text):
     story = Story().start().group(2, 0).steps(1, 1)
-    story.add("cost", step=1, hours=1.0, projected_hours=2.0, usd=1234.5, projected_usd=4950.0)
-    assert told(story.steps(2, 2)).splitlines()[-1].endswith("$1,234.50 so far, $4,950.00 at the end")
+    story.add("cost", step=1, **cost)
+    assert told(story.steps(2, 2)).splitlines()[-1].endswith(text)
 
 
 def test_a_skipped_step_and_a_loss_that_is_no_number_are_said():
@@ -88,6 +92,18 @@ def test_the_time_left_counts_saves_and_forgets_the_pause_of_a_restart():
     for record in second.start().wait(5000).group(2, 39).steps(40, 40).records:
         progress.take(record)
     assert progress.seconds_left < 99 * 2.1
+
+
+def test_the_first_step_of_a_group_says_nothing_of_the_speed():
+    story = Story().start().group(2, 0).steps(1, 1, seconds=60.0).steps(2, 3, seconds=41.0).group_end("killed").group(2, 3).steps(4, 4, seconds=90.0)
+    story.steps(5, 5, seconds=20.0)
+    progress, left, forecasts = Progress(100), [], []
+    for record in story.records:
+        progress.take(record)
+        if record["kind"] == "step":
+            left.append(round(progress.seconds_left))
+            forecasts.append(progress.forecast)
+    assert left == [99 * 60, 98 * 41, 97 * 41, 96 * 41, 95 * 20] and forecasts == [None, *left[1:]]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(8.4, "8s"), (200, "3m20s"), (18240, "5h04m"), (184000, "2d03h")])

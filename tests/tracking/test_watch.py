@@ -5,9 +5,13 @@ import pytest
 
 from raytune70b.config import compose
 from raytune70b.storage import Folder
-from raytune70b.tracking.derive import Derived, budget_warnings, straggler_ratios
+from raytune70b.tracking.console import Progress
+from raytune70b.tracking.cost import Spent, outlook
+from raytune70b.tracking.derive import Accountant, Derived, back_within, budget_warnings, straggler_ratios
 from raytune70b.tracking.journal import lineage, read_journal
+from raytune70b.tracking.series import point
 from raytune70b.tracking.watch import Watch, closing_table
+from tests.tracking.conftest import wait_for
 from tests.tracking.run_of_records import Story, step_fields
 
 
@@ -157,3 +161,72 @@ def test_budget_warnings_come_at_80_percent_and_when_the_end_lies_beyond():
         "80% of the budget are used: 8h00m of 10h00m",
         "at this speed the run ends at $150.00, its budget is $100.00; it will stop before that with a checkpoint",
     ]
+
+
+def test_a_projection_that_wavers_about_its_limit_is_told_once_and_a_later_overrun_again():
+    budget = compose(["budget.hours=10", "budget.usd=10", "budget.price_per_gpu_hour=2"]).budget
+    assert back_within(budget, {"hours": 1, "projected_hours": 9.8, "usd": 1, "projected_usd": 9}) == {"beyond usd"}
+    assert back_within(budget, {"hours": 1, "usd": 1}) == set()
+    unknown = outlook(budget, Spent(3600.0, 3600.0, 0.0, 1), None)
+    assert unknown == {"hours": 1.0, "usd": 2.0, "budget_share": 0.2}, "nothing is projected before a speed is known"
+    assert budget_warnings(budget, unknown) == {}
+
+
+def accounts(story, total_steps, monkeypatch, **budget):
+    """What an accountant wrote of a story, played on its own clock."""
+    now, written, records = [0.0], [], []
+    monkeypatch.setattr("raytune70b.tracking.derive.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("raytune70b.tracking.derive.time.time", lambda: now[0])
+    progress = Progress(total_steps)
+    accountant = Accountant(compose([f"budget.{k}={v}" for k, v in budget.items()]).budget, progress, [], lambda: records, written.append)
+    for record in story.records:
+        while record["kind"] != "run_start" and record["time"] - now[0] > 60:  # the watch looks once a minute
+            now[0] += 60
+            accountant.look()
+        now[0] = record["time"]
+        records.append(record)
+        progress.take(record)
+        accountant.put(record)
+    return written
+
+
+def test_a_slow_first_step_is_no_overrun_and_a_true_overrun_later_is_told_again(monkeypatch):
+    story = Story().start().group(16, 0).steps(1, 1, seconds=60.0).steps(2, 400, seconds=41.0)
+    written = accounts(story, 5000, monkeypatch, hours=72)
+    assert "projected_hours" not in next(r for r in written if r["kind"] == "cost" and r["step"] == 1)
+    assert [r for r in written if r["kind"] == "warning"] == []
+    story.steps(401, 430, seconds=80.0).steps(431, 800, seconds=41.0).steps(801, 900, seconds=80.0)
+    warnings = [r["text"] for r in accounts(story, 5000, monkeypatch, hours=72) if r["kind"] == "warning"]
+    assert len(warnings) == 2 and all(text.startswith("at this speed the run ends at") for text in warnings)
+
+
+def test_money_goes_on_while_a_run_waits_or_loads(monkeypatch):
+    story = Story().start().group(2, 0).steps(1, 5, seconds=20.0).group_end("the node went").wait(70 * 3600).group(2, 5).steps(6, 6)
+    written = accounts(story, 100, monkeypatch, hours=80)
+    costs = [r for r in written if r["kind"] == "cost" and r["step"] == 5]
+    assert 4100 < len(costs) < 4300 and costs[-1]["hours"] > 69.9 and costs[-1]["budget_share"] > 0.87
+    assert costs[-1]["seconds_by_label"]["recovery"] > 69.9 * 3600
+    assert [r["text"] for r in written if r["kind"] == "warning"] == ["80% of the budget are used: 2d16h of 3d08h"]
+    loading = accounts(Story().start().wait(3600).group(2, 0), 100, monkeypatch, hours=10)
+    assert loading[-1]["step"] == 0 and 0.98 < loading[-1]["hours"] <= 1 and "projected_hours" not in loading[-1]
+
+
+def test_the_watch_looks_at_the_money_until_it_is_closed_and_not_before_this_launch_has_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr("raytune70b.tracking.watch.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("raytune70b.tracking.derive.ACCOUNT_EVERY_S", 0.01)
+    w, run = watch(tmp_path, "run.quiet=true")
+    w.record({"kind": "run_start", "time": time.time() - 7200})
+    wait_for(lambda: sum(r["kind"] == "cost" for r in w.records) >= 2)
+    w._ending.set()  # the driver is killed
+    killed, _ = watch(tmp_path, "run.quiet=true", launch=2)
+    before = len(killed.records)
+    time.sleep(0.1)
+    assert len(killed.records) == before
+    killed.close("failed")
+    assert not killed._looking.is_alive() and read_journal(run)[-1]["kind"] == "run_end"
+
+
+def test_costs_that_go_on_within_a_step_are_points_of_their_own():
+    costs = [point({"kind": "cost", "step": 5, "time": 1000.0 + n, "hours": 1.0 + n}) for n in range(2)]
+    steps = [point({"kind": "step", "time": 1000.0 + n, **step_fields(5)}) for n in range(2)]
+    assert len({p.place for p in costs}) == 2 and len({p.place for p in steps}) == 1
