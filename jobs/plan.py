@@ -19,7 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout or an uploaded copy, installed or not
 
+from raytune70b.config import print_anything
 from raytune70b.planning.report import main
 
 if __name__ == "__main__":
+    print_anything()
     sys.exit(main(__doc__ or ""))

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import io
 import json
 import math
 import sys
@@ -265,6 +266,13 @@ def help_text(usage: str, sections: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
+def print_anything() -> None:
+    """Lets the standard streams replace characters that their encoding lacks: one of them in a path or an error would stop every later line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def main_with_clear_errors(
     usage: str, sections: tuple[str, ...], run: Callable[[Config], int | None], arguments: list[str] | None = None,
     expand: Callable[[list[str]], list[str]] = list,
@@ -274,6 +282,7 @@ def main_with_clear_errors(
     expand: turns a job's own arguments, such as a run folder, into files and overrides.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    print_anything()
     if {"-h", "--help"} & set(arguments):
         print(help_text(usage, sections))
         return 0

@@ -1,10 +1,15 @@
 import dataclasses
+import io
+import sys
 
 import pytest
 import yaml
 
-from raytune70b.config import CONF, ConfigError, commented_defaults, compose, differences, help_text, known_keys, to_dict, to_yaml
+from raytune70b.config import (
+    CONF, ConfigError, UserError, commented_defaults, compose, differences, help_text, known_keys, main_with_clear_errors, to_dict, to_yaml,
+)  # fmt: skip
 from raytune70b.schema import Config
+from raytune70b.tracking.console import Console
 
 
 def test_the_embedded_default_is_the_schema():
@@ -116,3 +121,20 @@ def test_the_resolved_configuration_comes_back_equal(tmp_path):
 def test_differences_name_key_and_both_values():
     old, new = to_dict(compose([])), to_dict(compose(["train.epochs=3", "run.name=x"]))
     assert differences(old, new, ("train.",)) == ["train.epochs: 1 -> 3"]
+
+
+def test_a_character_that_the_output_lacks_silences_nothing_after_it(monkeypatch):
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="latin-1") for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+
+    def job(config):
+        console = Console(10, False, 0.0)
+        console.say("checkpoint of step 5 failed: /läufe/法律")
+        console.say("step 6/10")
+        raise UserError("法律: no such folder")
+
+    assert main_with_clear_errors("", (), job, []) == 2
+    for stream, text in ((out, "checkpoint of step 5 failed: /läufe/??\nstep 6/10\n"), (err, "error: ??: no such folder\n")):
+        stream.flush()
+        assert stream.buffer.getvalue().decode("latin-1") == text

@@ -25,7 +25,7 @@ def page(config: Config, evaluated: Evaluated, answers: list[dict[str, Any]]) ->
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = lambda value: f"{value:.4g}"
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=evaluated.compared.title, models=evaluated.compared.folders, names=list(evaluated.results), confidence=config.evaluation.confidence,
         overall=[r for r in evaluated.rows if r.group == EVERYTHING], groups=grouped(evaluated.rows), samples=samples(answers, config.evaluation.samples),
         texts=len(evaluated.held_out.texts), answers=len(answers), too_long=evaluated.held_out.too_long, unusable=evaluated.held_out.unusable, data=config.data.path, public=evaluated.public,

@@ -69,8 +69,8 @@ def export_run(config: Config) -> Exported:
         expected = compared_with(trained, wanted, kept_in_fp32(model, wanted.dtype)) if settings.verify_logits else None
         checks = verify(staging, tensors, tokenizer, expected).facts()
         values = facts(trained, form_of(config, wanted, written, rounding, seconds), checks, written.files)
-        (staging / FACTS).write_text(json.dumps(values, indent=1, ensure_ascii=False, default=str) + "\n")
-        (staging / CARD).write_text(card(values, config.run.name if target.name == "export" else target.name))
+        (staging / FACTS).write_text(json.dumps(values, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+        (staging / CARD).write_text(card(values, config.run.name if target.name == "export" else target.name), encoding="utf-8")
     return Exported(target, values)
 
 
