@@ -2,8 +2,10 @@
 
 A thread takes the journal's records and delivers them in batches. A server that is down, slow or locked is asked again later;
 until then records wait in memory (about a kilobyte a step) and in the journal, and the next launch delivers what the last
-one could not. Before the first batch, and after every failure, the server is asked how far it got, so a step that was
-delivered, or is trained again after a fault, is not logged twice. What cannot be delivered by the end is said in one line.
+one could not. Before the first batch, and after every batch that failed, the server is asked how far it got, so a step that was
+delivered, or is trained again after a fault, is not logged twice. Parameters, lineage, tags and each file are delivered by
+themselves: one that is refused (an artifact store without credentials) is tried again and holds up nothing else. A run that
+somebody has deleted on the server is made anew and filled from the journal. What cannot be delivered by the end is said in one line.
 
 `RUN/mlflow.json` holds a key that was drawn before the MLflow run was created, and the run ids by tracking URI. MLflow
 itself is imported in the thread: that takes seconds.
@@ -15,7 +17,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -23,18 +24,18 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raytune70b.config import to_dict, to_yaml
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
-from raytune70b.tracking.journal import Record, lineage
+from raytune70b.tracking.entities import dataset, metrics, note, parameters, shortened
+from raytune70b.tracking.journal import Record, lineage, read_journal
 from raytune70b.tracking.series import Point, anchor, place, point, series_of
 
 IDS = "mlflow.json"
-LONGEST_VALUE = 6000
-"""Characters of a parameter; MLflow 3 cuts longer ones without a word."""
 BATCH = 900
 """Metrics in a request; MLflow takes 1,000."""
 CADENCE_S = 3.0
@@ -61,33 +62,11 @@ def experiment_id(client: Any, config: Config) -> str:
     return client.create_experiment(name, artifact_location=f"{file.parent}/mlflow-artifacts" if file else None, tags={"mlflow.experimentKind": "custom_model_development"})
 
 
-def parameters(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as MLflow parameters: dotted names of allowed characters, values as text of any length."""
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict) and value:
-            flat |= parameters(value, key + ".")
-        else:
-            flat[re.sub(r"[^\w./: -]", "_", key, flags=re.ASCII)[:250]] = value if isinstance(value, str) and value else json.dumps(value, default=str)
-    return flat
+class Task(NamedTuple):
+    """What is delivered beside metrics: its name for people, and the request."""
 
-
-def shortened(flat: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Parameters that MLflow keeps whole, and the full texts of those that had to be cut, by artifact name."""
-    cut = {key: f"parameters/{key.replace('/', '_')}.txt" for key, value in flat.items() if len(value) > LONGEST_VALUE}
-    short = {k: v if k not in cut else v[: LONGEST_VALUE - len(cut[k]) - 20] + f" ... (full: {cut[k]})" for k, v in flat.items()}
-    return short, {artifact: flat[key] for key, artifact in cut.items()}
-
-
-def note(run: Folder, checkpoints: dict[int, str]) -> str:
-    """The MLflow run's description, in Markdown: where the run lies, and links to its newest checkpoints by step."""
-    lines = [f"- [step {step}]({_link(path)}) `{path}`" for step, path in sorted(checkpoints.items())[-20:]]
-    return "\n".join([f"Run folder [{run.name}]({_link(run.uri)}) `{run.uri}`", "", "Checkpoints:", *lines])[:5000]
-
-
-def _link(path: str) -> str:
-    return path if "://" in path else f"file://{path}"
+    name: str
+    run: Callable[[], None]
 
 
 class MlflowMirror:
@@ -97,13 +76,17 @@ class MlflowMirror:
         self.uri = tracking_uri(config)
         self._config, self._run, self._launch, self._notify = config, run, launch, notify
         self._points: deque[Point] = deque()
-        self._tasks: deque[Callable[[], None]] = deque()
+        self._tasks: deque[Task] = deque()
+        self._tasks_due, self._tasks_wait = 0.0, 1.0
         self._checkpoints = {r["step"]: r["path"] for r in lineage(history, "checkpoint")}
         self._delivered: dict[str, set[int]] | None = None
         self._client: Any = None
         self._run_id = self._known()["runs"].get(self.uri)
+        self._filled_id: str | None = None
+        """The MLflow run that gets what this launch puts."""
+        self._start: Record | None = None
         self._trouble: str | None = None
-        self._told = False
+        self._told: set[str] = set()
         self._closing = threading.Event()
         for record in history:
             self._queue(record)
@@ -118,30 +101,37 @@ class MlflowMirror:
     def put(self, record: Record) -> None:
         """Takes a record; returns at once."""
         if record["kind"] == "run_start":
-            self._tasks.append(lambda: self._describe(record))
+            self._start = record
+            self._tasks.extend(self._describing(record))
         elif record["kind"] == "checkpoint":
             self._checkpoints[record["step"]] = record["path"]
-            self.put_tags({"checkpoint.newest": record["path"], "mlflow.note.content": note(self._run, self._checkpoints)})
+            self._tag_checkpoints(record["path"])
         self._queue(record)
 
     def put_artifact(self, name: str, content: bytes) -> None:
         """Stores a file with the MLflow run, later; returns at once."""
-        self._tasks.append(lambda: self._artifact(name, content))
+        self._tasks.append(Task(name, lambda: self._artifact(name, content)))
 
     def put_tags(self, tags: dict[str, str]) -> None:
         """Sets tags, later; returns at once."""
-        self._tasks.append(lambda: self._tag(tags))
+        self._tasks.append(Task("tags", lambda: self._tag(tags)))
 
     def close(self, status: str, deadline_s: float) -> str | None:
         """Delivers what is left and ends the MLflow run. Returns one line when that was not possible by the deadline."""
-        self._tasks.append(lambda: self._client.set_terminated(self._run_id, STATUS[status]))
+        self._tasks.append(Task("the run's status", lambda: self._client.set_terminated(self._run_id, STATUS[status])))
         self._closing.set()
         self._thread.join(deadline_s)
         if not self._thread.is_alive():
             return None
         left = len({(p.series, p.place) for p in list(self._points)})
+        names = list(dict.fromkeys(task.name for task in list(self._tasks)))
+        lacking = ([f"{left} entries"] if left or not names else []) + (names if not left else [])
+        shown = ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
         why = self._trouble or f"not done within {deadline_s:.0f} s"
-        return f"MLflow at {self.uri} lacks {left} entries ({why}); they are in the journal, and the same command again delivers them"
+        return f"MLflow at {self.uri} lacks {shown} ({why}); they are in the run folder, and the same command again delivers them"
+
+    def _tag_checkpoints(self, newest: str) -> None:
+        self.put_tags({"checkpoint.newest": newest, "mlflow.note.content": note(self._run, self._checkpoints)})
 
     def _queue(self, record: Record) -> None:
         if record["kind"] in TRACKED_KINDS:
@@ -155,24 +145,26 @@ class MlflowMirror:
             try:
                 if self._client is None:
                     self._connect()
-                self._deliver()
-                wait, self._trouble = 1.0, None
+                self._deliver_points()
+                self._trouble = self._trouble if self._tasks_due else None
+                self._deliver_tasks()
+                wait = 1.0
                 if self._closing.is_set() and not self._tasks and not self._points:
                     return
-                if not self._closing.is_set():
-                    self._closing.wait(CADENCE_S)
+                if self._closing.wait(CADENCE_S) and self._tasks:
+                    time.sleep(0.5)  # refused: the last tries, until the deadline
             except Exception as error:  # whatever the server or its client does, training goes on
-                self._delivered = None
-                self._trouble = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-                self._tell()
+                self._delivered = self._client = None  # the run may be gone, too
+                self._trouble = _line(error)
+                self._tell("metrics", f"MLflow at {self.uri} cannot be reached ({self._trouble}); training goes on, the metrics follow later")
                 if self._closing.wait(wait):
-                    time.sleep(0.5)  # the last tries, until the deadline
+                    time.sleep(0.5)
                 wait = min(2 * wait, LONGEST_WAIT_S)
 
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = True
-            self._notify(f"MLflow at {self.uri} cannot be reached ({self._trouble}); training goes on, the metrics follow later")
+    def _tell(self, key: str, text: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self._notify(text)
 
     def _connect(self) -> None:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # this loop is the retry
@@ -183,14 +175,26 @@ class MlflowMirror:
             logging.getLogger(name).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=self.uri)
         self._run_id = self._find_run(client)
-        client.update_run(self._run_id, status="RUNNING")
-        self._client = client
+        if not self._closing.is_set():
+            client.update_run(self._run_id, status="RUNNING")
+        if self._filled_id not in (None, self._run_id):
+            self._refill()
+        self._filled_id, self._client = self._run_id, client
+
+    def _refill(self) -> None:
+        """Queues again what a run got that somebody has deleted since; what is in the queue twice is delivered once."""
+        made = [p for record in read_journal(self._run) if record["kind"] in TRACKED_KINDS and (p := point(record)) is not None]
+        self._points.extendleft(reversed(made))
+        if self._start is not None:
+            self._tasks.extendleft(reversed(self._describing(self._start)))
+        if self._checkpoints:
+            self._tag_checkpoints(self._checkpoints[max(self._checkpoints)])
 
     def _find_run(self, client: Any) -> str:
         """This run folder's MLflow run on this server, made if there is none."""
         known = self._known()
-        run_id = known["runs"].get(self.uri)
-        if run_id is not None:
+        run_id = known["runs"].pop(self.uri, None)
+        if run_id is not None and _is_there(client, run_id):
             return run_id
         self._run.write(IDS, json.dumps(known).encode())  # the key first: a kill in between leaves no second run
         experiment = experiment_id(client, self._config)
@@ -209,21 +213,25 @@ class MlflowMirror:
     def _known(self) -> dict[str, Any]:
         return json.loads(self._run.read(IDS)) if self._run.size(IDS) is not None else {"key": uuid.uuid4().hex, "runs": {}}
 
-    def _deliver(self) -> None:
-        """Metrics first, then each task by itself: an artifact that the server cannot store holds up nothing else. Raises the first error."""
-        self._deliver_points()
-        failed: deque[Callable[[], None]] = deque()
-        error: Exception | None = None
-        for _ in range(len(self._tasks)):
-            task = self._tasks.popleft()
-            try:
-                task()
-            except Exception as refused:
-                failed.append(task)
-                error = error or refused
-        self._tasks.extendleft(reversed(failed))
-        if error is not None:
-            raise error
+    def _deliver_tasks(self) -> None:
+        """Each task by itself, with the metrics that came meanwhile before it; what is refused is tried again later. Raises what metrics do."""
+        if time.monotonic() < self._tasks_due and not self._closing.is_set():
+            return
+        refused: deque[Task] = deque()
+        try:
+            for _ in range(len(self._tasks)):
+                self._deliver_points()
+                task = self._tasks.popleft()
+                try:
+                    task.run()
+                except Exception as error:
+                    refused.append(task)
+                    self._trouble = _line(error)
+                    self._tell("tasks", f"MLflow at {self.uri} did not take {task.name} ({self._trouble}); training goes on, it is tried again")
+        finally:
+            self._tasks.extendleft(reversed(refused))
+        self._tasks_due = time.monotonic() + self._tasks_wait if refused else 0.0
+        self._tasks_wait = min(2 * self._tasks_wait, LONGEST_WAIT_S) if refused else 1.0
 
     def _deliver_points(self) -> None:
         if self._delivered is None:
@@ -231,7 +239,7 @@ class MlflowMirror:
         while self._points:
             batch, taken = self._batch()
             if batch:
-                self._client.log_batch(self._run_id, metrics=[m for p in batch for m in _metrics(p)])
+                self._client.log_batch(self._run_id, metrics=[m for p in batch for m in metrics(p)])
             for p in batch:
                 self._delivered.setdefault(p.series, set()).add(p.place)
             for _ in range(taken):  # only now: a request that fails leaves them for the next try
@@ -257,20 +265,26 @@ class MlflowMirror:
             taken += 1
         return batch, taken
 
-    def _describe(self, record: Record) -> None:
-        """Parameters, configuration and data set of this launch."""
+    def _describing(self, record: Record) -> list[Task]:
+        """The tasks that deliver parameters, data set and configuration of this launch. `record`: its run_start."""
         flat = parameters(to_dict(self._config)) | parameters({k: v for k, v in record.items() if k in PLAN_KEYS}, "plan.")
         short, texts = shortened(flat)
+        tasks, yaml = [Task("parameters", lambda: self._log_changes(short))], to_yaml(self._config)
+        if record.get("data"):
+            tasks.append(Task("the data set", lambda: self._client.log_inputs(self._run_id, datasets=[dataset(record["data"])])))
+        files = {**texts, "config.yaml": yaml, f"launches/config-{self._launch}.yaml": yaml}
+        return tasks + [Task(name, partial(self._log_text, name, text)) for name, text in files.items()]
+
+    def _log_text(self, name: str, text: str) -> None:
+        self._client.log_text(self._run_id, text, name)
+
+    def _log_changes(self, short: dict[str, str]) -> None:
+        """The parameters that the run lacks; those of another value as a tag, for MLflow refuses another value of a parameter."""
         known = self._client.get_run(self._run_id).data.params
         self._log_parameters({k: v for k, v in short.items() if k not in known})
         changed = [f"{k}: {known[k]} -> {v}"[:500] for k, v in short.items() if known.get(k, v) != v]
-        if changed:  # MLflow refuses another value of a parameter
+        if changed:
             self._tag({f"changed_in_launch_{self._launch}": "\n".join(changed)[:5000]})
-        yaml = to_yaml(self._config)
-        for name, text in {**texts, "config.yaml": yaml, f"launches/config-{self._launch}.yaml": yaml}.items():
-            self._client.log_text(self._run_id, text, name)
-        if record.get("data"):
-            self._client.log_inputs(self._run_id, datasets=[_dataset(record["data"])])
 
     def _log_parameters(self, flat: dict[str, str]) -> None:
         from mlflow.entities import Param
@@ -291,20 +305,17 @@ class MlflowMirror:
         self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
-def _metrics(p: Point) -> list[Any]:
-    from mlflow.entities import Metric
+def _is_there(client: Any, run_id: str) -> bool:
+    """Whether the server has the run and nobody has deleted it. Raises what the client raises where that cannot be said."""
+    from mlflow.exceptions import MlflowException
 
-    return [Metric(name, value, p.milliseconds, p.step) for name, value in p.values.items()]
+    try:
+        return client.get_run(run_id).info.lifecycle_stage == "active"
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return False
 
 
-def _dataset(data: dict[str, Any]) -> Any:
-    """The token blocks as an MLflow dataset input: `digest` names their content, `source` where they lie, the rest is the profile."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    profile = {k: v for k, v in data.items() if k not in ("digest", "source", "name")}
-    source = str(data["source"])
-    entity = Dataset(
-        name=str(data.get("name") or source.rstrip("/").rsplit("/", 1)[-1])[:500], digest=str(data["digest"])[:36],
-        source_type="local" if "://" not in source else source.split("://", 1)[0], source=json.dumps({"uri": source}), profile=json.dumps(profile, default=str),
-    )  # fmt: skip
-    return DatasetInput(entity, [InputTag("mlflow.data.context", "training")])
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -14,7 +14,9 @@ from mlflow import MlflowClient
 from raytune70b.config import compose, to_dict
 from raytune70b.storage import Folder
 from raytune70b.tracking import mlflow as mirror_module
-from raytune70b.tracking.mlflow import LONGEST_VALUE, MlflowMirror, experiment_id, parameters, shortened, tracking_uri
+from raytune70b.tracking.entities import LONGEST_VALUE, parameters, shortened
+from raytune70b.tracking.journal import to_line
+from raytune70b.tracking.mlflow import MlflowMirror, experiment_id, tracking_uri
 from tests.tracking.conftest import wait_for
 from tests.tracking.run_of_records import Story
 
@@ -192,7 +194,7 @@ def test_a_server_away_in_mid_run_gets_each_step_once(tmp_path, mlflow_server):
             gate.open.set()
     assert one.close("finished", 60) is None
     assert histories(gate.uri, one.run_id, "train/loss") == [list(range(1, 201))]
-    assert len(told) <= 1
+    assert len(told) <= 2, "of metrics and of the rest once each"
 
 
 def test_a_slow_server_delays_nobody(tmp_path, mlflow_server):
@@ -213,14 +215,67 @@ def test_an_artifact_that_cannot_be_stored_holds_up_nothing_else(tmp_path, monke
 
     config, run = configure(tmp_path)
     monkeypatch.setattr(MlflowClient, "log_text", refuse)
+    asked, ask = [], MlflowClient.get_metric_history
+    monkeypatch.setattr(MlflowClient, "get_metric_history", lambda *a, **k: asked.append(a) or ask(*a, **k))
     told: list[str] = []
     one = mirror(config, run, told=told)
-    story = Story().start(total_steps=3, data={"digest": "d1", "source": "/data/law", "rows": 7}).group(1, 0).steps(1, 3).end()
+    story = Story().start(total_steps=3, data={"digest": "d1", "source": "/data/law", "rows": 7}).group(1, 0).steps(1, 3)
     put(one, story.records)
-    one.close("finished", 3)
-    assert "no credentials" in str(one._trouble)
-    assert histories(tracking_uri(config), one.run_id, "train/loss") == [[1, 2, 3]]
-    assert MlflowClient(tracking_uri(config)).get_run(one.run_id).info.status == "FINISHED"
+    uri = tracking_uri(config)
+    wait_for(lambda: told and one.run_id and MlflowClient(uri).get_run(one.run_id).inputs.dataset_inputs)
+    done = len(story.records)
+    put(one, story.steps(4, 6).end().records[done:])
+    wait_for(lambda: not one._points)
+    line = one.close("finished", 3)
+    assert "no credentials" in str(one._trouble) and "lacks config.yaml, launches/config-1.yaml (no credentials for the artifact store)" in line
+    assert told == [f"MLflow at {uri} did not take config.yaml (no credentials for the artifact store); training goes on, it is tried again"]
+    assert asked == [], "what was delivered is known"
+    assert histories(uri, one.run_id, "train/loss") == [[1, 2, 3, 4, 5, 6]]
+    assert MlflowClient(uri).get_run(one.run_id).info.status == "FINISHED"
+
+
+def story_of_launches():
+    story = Story().start(total_steps=9, data={"digest": "d1", "source": "/data/law", "rows": 7}).group(2, 0).steps(1, 5).checkpoint(5)
+    return story, len(story.records)
+
+
+@pytest.mark.parametrize("gone", ["deleted", "never there"])
+def test_a_run_that_was_deleted_between_launches_is_made_anew_and_filled_from_the_journal(tmp_path, gone):
+    config, run = configure(tmp_path)
+    story, _ = story_of_launches()
+    one = mirror(config, run)
+    put(one, story.records)
+    assert one.close("stopped", 60) is None
+    uri, ids = tracking_uri(config), json.loads(run.read("mlflow.json"))
+    if gone == "deleted":
+        MlflowClient(uri).delete_run(one.run_id)
+    else:  # the server's database was made anew
+        run.write("mlflow.json", json.dumps({"key": "another", "runs": {**ids["runs"], uri: "f" * 32}}).encode())
+    before, launch = len(story.records), story.start(total_steps=9)
+    two = mirror(config, run, 2, story.records[:before])
+    put(two, launch.records[before:])
+    assert two.close("finished", 60) is None and two.run_id not in (one.run_id, "f" * 32)
+    assert histories(uri, two.run_id, "train/loss", "checkpoint/bytes") == [[1, 2, 3, 4, 5], [5]]
+    assert json.loads(run.read("mlflow.json"))["runs"] == {uri: two.run_id}
+
+
+def test_a_run_that_is_deleted_while_it_trains_is_made_anew_and_filled_from_the_journal(tmp_path):
+    config, run = configure(tmp_path)
+    story, done = story_of_launches()
+    run.write("journal.jsonl", b"".join(to_line(r) for r in story.records))
+    one = mirror(config, run)
+    put(one, story.records)
+    client = MlflowClient(tracking_uri(config))
+    wait_for(lambda: not one._points and not one._tasks and one.run_id)
+    first = one.run_id
+    client.delete_run(first)
+    put(one, story.steps(6, 9).records[done:])
+    wait_for(lambda: one.run_id != first and not one._points)
+    assert one.close("finished", 60) is None
+    assert histories(tracking_uri(config), one.run_id, "train/loss", "checkpoint/bytes") == [list(range(1, 10)), [5]]
+    found = client.get_run(one.run_id)
+    assert found.info.status == "FINISHED" and found.inputs.dataset_inputs and "train.learning_rate" in found.data.params
+    assert found.data.tags["checkpoint.newest"] == "step-00000005"
 
 
 def test_a_child_run_names_its_parent(tmp_path):
