@@ -23,6 +23,8 @@ STRAGGLER = 1.25
 """A worker this many times slower than the median is told, when it was so in `STRAGGLER_PROBES` probes in a row."""
 STRAGGLER_PROBES = 3
 WARN_SHARE = 0.8
+CHECKPOINT_DUE_S = 4 * 3600.0
+"""Work that a run may lose where `checkpoint.every` says no number of steps."""
 BACK_SHARE = 0.95
 """A projected end at this share of a limit or below may be warned of again when it lies beyond later; one at the limit only wavers."""
 
@@ -160,19 +162,22 @@ def projected_share(budget: Budget, record: Record) -> float | None:
 
 
 class RunGauges:
-    """A sink that shows the run to Prometheus. Needs an initialised Ray; until then records only count."""
+    """A sink that shows the run to Prometheus. Needs an initialised Ray: what is to be shown waits for it."""
 
-    def __init__(self, run: str, total_steps: int, budget: Budget):
-        self._gauges, self._budget = Gauges(RUN, run), budget
+    def __init__(self, run: str, total_steps: int, budget: Budget, progress: Progress):
+        self._gauges, self._budget, self._progress = Gauges(RUN, run), budget, progress
+        self._waiting: dict[str, Any] = {}
+        self._every: Any = None
         self._counts = {"skipped_steps": 0, "group_starts": 0, "failed_checkpoints": 0}
         self._total_steps = total_steps
 
     def put(self, record: Record) -> None:
-        values = self._values(record)
+        self._waiting |= {name: value for name, value in self._values(record).items() if value is not None}
         if not ray.is_initialized():
             return
-        for name, value in values.items():
+        for name, value in self._waiting.items():
             self._gauges.set(name, value)
+        self._waiting = {}
         if record["kind"] == "worker":
             self._gauges.set("straggler_ratio", record.get("straggler_ratio"), rank=str(record["rank"]))
         for label, seconds in record.get("seconds_by_label", {}).items():
@@ -186,7 +191,7 @@ class RunGauges:
         if kind == "step":
             self._counts["skipped_steps"] += bool(record.get("skipped"))
             same = {name: record.get(name) for name in ("step", "loss", "grad_norm", "learning_rate", "mfu", "world_size")}
-            more = {"tokens_per_second": tokens_per_s(record), "step_seconds": record["seconds"], "last_step_unixtime": record["time"]}
+            more = {"tokens_per_second": tokens_per_s(record), "step_seconds": record["seconds"], "last_step_unixtime": record["time"], "checkpoint_due_seconds": self._due()}
             return {**same, **more, "total_steps": self._total_steps, **self._counts}
         if kind == "group_start":
             self._counts["group_starts"] += 1
@@ -195,6 +200,10 @@ class RunGauges:
             self._counts["failed_checkpoints"] += 1
         elif kind == "run_start":
             self._total_steps = record.get("total_steps", self._total_steps)
+            self._every = record.get("config", {}).get("checkpoint", {}).get("every")
+            return {"step": record.get("resumed_step", 0), "total_steps": self._total_steps, "last_step_unixtime": record["time"]}  # a launch may hang before its first step
+        elif kind == "group_ready":  # from here on work can be lost, whether there is a checkpoint or not
+            return {"checkpoint_step": record["resumed_step"], "checkpoint_unixtime": record["time"], "checkpoint_due_seconds": self._due()}
         elif kind == "validation":
             return {"validation_loss": record["loss"]}
         elif kind == "checkpoint":
@@ -203,3 +212,8 @@ class RunGauges:
             same = {name: record.get(name) for name in ("hours", "projected_hours", "usd", "projected_usd", "budget_share")}
             return {**same, "goodput_ratio": record["goodput/share"], "projected_budget_share": projected_share(self._budget, record)}
         return {}
+
+    def _due(self) -> float:
+        """Seconds from one checkpoint to the next at the present speed."""
+        known = isinstance(self._every, int) and self._progress.measured
+        return self._every * self._progress.step_seconds if known else CHECKPOINT_DUE_S

@@ -19,9 +19,9 @@ REFRESH_S = 4.0
 """Well under Ray's export interval of 10 s (RAY_metrics_report_interval_ms)."""
 
 RUN: dict[str, tuple[str, tuple[str, ...]]] = {
-    "step": ("Last optimizer step", ()),
+    "step": ("Last optimizer step; before a launch's first one the step from which it goes on", ()),
     "total_steps": ("Step at which the run ends", ()),
-    "last_step_unixtime": ("When the last step ended, unix seconds", ()),
+    "last_step_unixtime": ("When the last step ended, or the launch began, unix seconds", ()),
     "loss": ("Training loss of the last step, nats a token", ()),
     "grad_norm": ("Global gradient norm before clipping", ()),
     "learning_rate": ("Learning rate of the last step", ()),
@@ -33,7 +33,8 @@ RUN: dict[str, tuple[str, tuple[str, ...]]] = {
     "group_starts": ("Worker groups started in this launch", ()),
     "validation_loss": ("Last validation loss, nats a token", ()),
     "checkpoint_step": ("Step of the newest committed checkpoint", ()),
-    "checkpoint_unixtime": ("When it was committed, unix seconds", ()),
+    "checkpoint_unixtime": ("When it was committed, or the worker group went on from it or began without one, unix seconds", ()),
+    "checkpoint_due_seconds": ("Seconds from one checkpoint to the next: checkpoint.every steps at the present speed, four hours where it is no number", ()),
     "checkpoint_stall_seconds": ("Seconds for which training stood still for it", ()),
     "checkpoint_seconds": ("Seconds from its begin to its commit", ()),
     "failed_checkpoints": ("Saves that failed, in this launch", ()),

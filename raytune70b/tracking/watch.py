@@ -58,7 +58,7 @@ class Watch:
         self._derived = Derived()
         self._accountant = Accountant(config.budget, self._console.progress, history, lambda: self.records, self.record)
         self._boards = boards(config, run, history, self.warn)
-        self._gauges = RunGauges(config.run.name, total_steps, config.budget)
+        self._gauges = RunGauges(config.run.name, total_steps, config.budget, self._console.progress)
         self._sinks: list[Sink] = [self._console, *([self._mlflow] if self._mlflow else []), self._accountant, self._gauges, *self._boards, *more_sinks]
         self._thread = threading.Thread(target=self._feed, name="watch", daemon=True)
         self._thread.start()

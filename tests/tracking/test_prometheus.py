@@ -43,6 +43,13 @@ def test_dashboard_and_rules_use_documented_metrics_and_the_dashboard_all_of_the
     assert names_in((MONITORING / "alerts.yml").read_text()) <= set(documented)
 
 
+def test_each_legend_of_the_dashboard_names_the_run():
+    panels = json.loads((MONITORING / "grafana.json").read_text())["panels"]
+    assert [(p["title"], t["legendFormat"]) for p in panels for t in p.get("targets", []) if not t["legendFormat"].startswith("{{run}}")] == []
+    unit = {p["fieldConfig"]["defaults"]["unit"] for p in panels for t in p.get("targets", []) if "failed_checkpoints" in t["expr"]}
+    assert unit == {"short"}, "a count"
+
+
 @needs_prometheus
 def test_promtool_accepts_the_files_and_each_alert_comes_when_it_should(tmp_path):
     for name in ("alerts.yml", "prometheus.yml"):

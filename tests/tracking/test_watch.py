@@ -3,16 +3,16 @@ import time
 
 import pytest
 
-from raytune70b.config import compose
+from raytune70b.config import compose, to_dict
 from raytune70b.storage import Folder
 from raytune70b.tracking.console import Progress
 from raytune70b.tracking.cost import Spent, outlook
-from raytune70b.tracking.derive import Accountant, Derived, back_within, budget_warnings, straggler_ratios
+from raytune70b.tracking.derive import Accountant, Derived, RunGauges, back_within, budget_warnings, straggler_ratios
 from raytune70b.tracking.journal import lineage, read_journal
 from raytune70b.tracking.series import point
 from raytune70b.tracking.watch import Watch, closing_table
 from tests.tracking.conftest import wait_for
-from tests.tracking.run_of_records import Story, step_fields
+from tests.tracking.run_of_records import T0, Story, step_fields
 
 
 def watch(tmp_path, *more, **options):
@@ -230,3 +230,26 @@ def test_costs_that_go_on_within_a_step_are_points_of_their_own():
     costs = [point({"kind": "cost", "step": 5, "time": 1000.0 + n, "hours": 1.0 + n}) for n in range(2)]
     steps = [point({"kind": "step", "time": 1000.0 + n, **step_fields(5)}) for n in range(2)]
     assert len({p.place for p in costs}) == 2 and len({p.place for p in steps}) == 1
+
+
+def test_the_gauges_of_a_launch_stand_before_its_first_step_and_follow_its_own_checkpoint_interval(monkeypatch):
+    shown, connected = {}, [False]
+    monkeypatch.setattr("raytune70b.tracking.derive.ray.is_initialized", lambda: connected[0])
+    monkeypatch.setattr("raytune70b.tracking.derive.Gauges.set", lambda self, name, value, **labels: shown.update({name: value}))
+    config, progress = compose(["checkpoint.every=1000"]), Progress(5000)
+    gauges = RunGauges("r", 5000, config.budget, progress)
+
+    def put(story):
+        for record in story.records:
+            progress.take(record)
+            gauges.put(record)
+
+    put(Story().start(total_steps=4000, resumed_step=7, config=to_dict(config)))
+    assert shown == {}, "Ray is not there yet"
+    connected[0] = True
+    put(Story().group(2, 7))
+    assert shown == {
+        "step": 7, "total_steps": 4000, "last_step_unixtime": T0, "checkpoint_step": 7, "checkpoint_unixtime": T0 + 5, "checkpoint_due_seconds": 4 * 3600,
+    }  # fmt: skip
+    put(Story().steps(8, 20, seconds=41.0))
+    assert shown["step"] == 20 and shown["checkpoint_due_seconds"] == pytest.approx(41_000)
