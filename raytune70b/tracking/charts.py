@@ -79,7 +79,7 @@ def timeline(intervals: list[Interval], faults: list[tuple[float, str]]) -> str:
     axes.legend(ncols=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.45), fontsize=8, columnspacing=1.0, handlelength=1.0)
     marks = "; ".join(f"{number} {what}" for number, (_, what) in enumerate(faults, 1))
     if marks:
-        figure.text(0.01, 0.98, marks if len(marks) < 170 else marks[:167] + "...", fontsize=8, color="#b00020", va="top")
+        figure.text(0.01, 0.98, marks if len(marks) < 170 else marks[:167] + "...", fontsize=8, color="#b00020", va="top", parse_math=False)
     return svg(figure)
 
 

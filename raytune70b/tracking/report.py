@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from raytune70b.config import UserError
 from raytune70b.storage import Folder
 from raytune70b.tracking import charts, goodput
 from raytune70b.tracking.console import Progress, duration, lines_for, loss_text, number
-from raytune70b.tracking.journal import Record, lineage, read_journal
+from raytune70b.tracking.journal import JOURNAL, Record, lineage, read_journal
 
 REPORT = "report.html"
 STYLE = """
@@ -59,8 +60,8 @@ def report(records: list[Record], name: str, config_yaml: str = "") -> str:
 
 
 def _headline(records: list[Record], name: str, steps: list[Record], validations: list[Record], intervals: list[goodput.Interval]) -> str:
-    end = next((r for r in reversed(records) if r["kind"] == "run_end"), None)
-    status = "running" if end is None else f"{end['status']}{': ' + end['reason'] if end.get('reason') else ''}"
+    end = next((r for r in reversed(records) if r["kind"] in ("run_start", "run_end")), None)  # of the launch that goes on, or of the last one
+    status = "running" if end is None or end["kind"] == "run_start" else f"{end['status']}{': ' + end['reason'] if end.get('reason') else ''}"
     figures = [("steps", str(steps[-1]["step"])), ("train loss", loss_text(steps[-1]["loss"]))] if steps else []
     figures += [("validation loss", loss_text(validations[-1]["loss"]))] if validations else []
     if steps and (seconds := sum(s["seconds"] for s in steps)):
@@ -192,11 +193,25 @@ def _figure(value: float | None) -> str:
 
 
 def write_report(run: Folder) -> str:
-    """Writes the report of a run folder and returns its URI."""
+    """Writes the report of a run folder and returns its URI. Raises UserError where there is no journal."""
+    if run.size(JOURNAL) is None:
+        raise UserError(f"{run.uri}: holds no {JOURNAL}, so it is no run folder; give the folder of a run, run.path/run.name")
     config = run.read("config.yaml").decode() if run.size("config.yaml") is not None else ""
     run.write(REPORT, report(read_journal(run), run.name, config).encode())
     return f"{run.uri}/{REPORT}"
 
 
+def main(arguments: list[str]) -> int:
+    """Makes the report of one run folder; wrong input is one line and exit code 2."""
+    try:
+        if len(arguments) != 1:
+            raise UserError(f"one run folder is wanted, {len(arguments)} arguments are given; python -m raytune70b.tracking.report RUN_FOLDER")
+        print(json.dumps({"report": write_report(Folder(arguments[0]))}))
+        return 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
 if __name__ == "__main__":
-    print(json.dumps({"report": write_report(Folder(sys.argv[1]))}))
+    sys.exit(main(sys.argv[1:]))

@@ -115,7 +115,7 @@ class Watch:
         self._thread = threading.Thread(target=self._feed, name="watch-close", daemon=True)
         self._thread.start()
         self._drain()
-        pages = self._guarded("report", self._pages) or {}
+        pages = {name: page for name, make in self._pages().items() if (page := self._guarded(name, make)) is not None}
         stored = self._guarded("report", lambda: self._store(pages, end))
         lacking = self._guarded("MLflow", lambda: self._close_trackers(status, pages, end))
         with self._lock:
@@ -128,17 +128,19 @@ class Watch:
                 self._console.say(f"warning: {line}")
         self._guarded("console", lambda: self._console.table(closing_table(self._journal.records, self._config, self._run, status, reason)))
 
-    def _pages(self) -> dict[str, bytes]:
-        """The report and the goodput timeline."""
-        if not self._config.tracking.report:
-            return {}
-        from raytune70b.tracking.report import REPORT, report  # matplotlib takes a second to import
+    def _pages(self) -> dict[str, Callable[[], bytes]]:
+        """What makes the goodput timeline and the report, each by itself: a picture that fails leaves the numbers."""
+        return {"goodput.json": self._goodput, "report.html": self._report} if self._config.tracking.report else {}
 
-        records = self.records
-        page = report(records, self._run.name, to_yaml(self._config)).encode()
-        intervals = goodput.timeline(records)
+    def _goodput(self) -> bytes:
+        intervals = goodput.timeline(self.records)
         times = {"seconds": goodput.totals(intervals), "goodput": goodput.goodput(intervals), "intervals": [asdict(i) for i in intervals]}
-        return {REPORT: page, "goodput.json": json.dumps(times, indent=1).encode()}
+        return json.dumps(times, indent=1).encode()
+
+    def _report(self) -> bytes:
+        from raytune70b.tracking.report import report  # matplotlib takes a second to import
+
+        return report(self.records, self._run.name, to_yaml(self._config)).encode()
 
     def _store(self, pages: dict[str, bytes], end: float) -> str | None:
         """Writes the pages to the run folder, again until `end` (monotonic) while its storage refuses; returns what is lacking, as a line."""

@@ -191,11 +191,11 @@ def accounts(story, total_steps, monkeypatch, **budget):
 
 
 def test_a_slow_first_step_is_no_overrun_and_a_true_overrun_later_is_told_again(monkeypatch):
-    story = Story().start().group(16, 0).steps(1, 1, seconds=60.0).steps(2, 400, seconds=41.0)
+    story = Story().start().group(16, 0).steps(1, 1, seconds=60.0).steps(2, 40, seconds=41.0)
     written = accounts(story, 5000, monkeypatch, hours=72)
     assert "projected_hours" not in next(r for r in written if r["kind"] == "cost" and r["step"] == 1)
     assert [r for r in written if r["kind"] == "warning"] == []
-    story.steps(401, 430, seconds=80.0).steps(431, 800, seconds=41.0).steps(801, 900, seconds=80.0)
+    story.steps(41, 60, seconds=80.0).steps(61, 200, seconds=41.0).steps(201, 260, seconds=80.0)
     warnings = [r["text"] for r in accounts(story, 5000, monkeypatch, hours=72) if r["kind"] == "warning"]
     assert len(warnings) == 2 and all(text.startswith("at this speed the run ends at") for text in warnings)
 
