@@ -1,4 +1,7 @@
-"""An evaluation in MLflow: its measures as metrics at the checkpoint's step, its files as artifacts, in the run that trained the model."""
+"""An evaluation in MLflow: its measures as metrics at the checkpoint's step, its files as artifacts, in the run that trained the model.
+
+A model without such a run gets one of its own, which `EVALUATION/mlflow.json` names, so that another evaluation of it goes there too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from raytune70b.evaluation.job import Evaluated, measures
 from raytune70b.export.card import FACTS
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
-from raytune70b.tracking.mlflow import experiment_id, tracking_uri
+from raytune70b.tracking.mlflow import IDS, experiment_id, is_there, tracking_uri
 
 FILES = ("page.html", "results.json", "answers.jsonl")
 METRICS_PER_REQUEST = 900
@@ -30,11 +33,25 @@ def track(config: Config, evaluated: Evaluated) -> None:
 
 def _log(config: Config, evaluated: Evaluated, uri: str) -> None:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
 
     client, origin = MlflowClient(tracking_uri=uri), _origin(evaluated)
-    run_id = origin.get("mlflow", {}).get(uri) or _new_run(client, config, evaluated)
-    now, step = int(time.time() * 1000), int(origin.get("step", 0))
+    trained: str | None = origin.get("mlflow", {}).get(uri)
+    if trained is not None and is_there(client, trained):
+        _log_to(client, trained, evaluated, int(origin.get("step", 0)))
+        return
+    run_id = _own_run(client, config, evaluated, uri)
+    try:
+        _log_to(client, run_id, evaluated, int(origin.get("step", 0)))
+    except Exception:
+        client.set_terminated(run_id, "FAILED")
+        raise
+    client.set_terminated(run_id, "FINISHED")
+
+
+def _log_to(client: Any, run_id: str, evaluated: Evaluated, step: int) -> None:
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
     metrics = [Metric(_allowed(name), value, now, step) for name, value in measures(evaluated.rows, evaluated.public).items()]
     for start in range(0, len(metrics), METRICS_PER_REQUEST):
         client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
@@ -48,8 +65,15 @@ def _origin(evaluated: Evaluated) -> dict[str, Any]:
     return json.loads(folder.read(FACTS))["run"] if folder.size(FACTS) is not None else {}
 
 
-def _new_run(client: Any, config: Config, evaluated: Evaluated) -> str:
-    return client.create_run(experiment_id(client, config), run_name=f"evaluation of {evaluated.compared.title}").info.run_id
+def _own_run(client: Any, config: Config, evaluated: Evaluated, uri: str) -> str:
+    """The MLflow run of earlier evaluations of this model, or a new one."""
+    home = evaluated.compared.home
+    known: dict[str, str] = json.loads(home.read(IDS)) if home.size(IDS) is not None else {}
+    if uri in known and is_there(client, known[uri]):
+        return known[uri]
+    run_id: str = client.create_run(experiment_id(client, config), run_name=f"evaluation of {evaluated.compared.title}").info.run_id
+    home.write(IDS, json.dumps({**known, uri: run_id}).encode())
+    return run_id
 
 
 def _allowed(name: str) -> str:

@@ -194,7 +194,7 @@ class MlflowMirror:
         """This run folder's MLflow run on this server, made if there is none."""
         known = self._known()
         run_id = known["runs"].pop(self.uri, None)
-        if run_id is not None and _is_there(client, run_id):
+        if run_id is not None and is_there(client, run_id):
             return run_id
         self._run.write(IDS, json.dumps(known).encode())  # the key first: a kill in between leaves no second run
         experiment = experiment_id(client, self._config)
@@ -305,7 +305,7 @@ class MlflowMirror:
         self._client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
-def _is_there(client: Any, run_id: str) -> bool:
+def is_there(client: Any, run_id: str) -> bool:
     """Whether the server has the run and nobody has deleted it. Raises what the client raises where that cannot be said."""
     from mlflow.exceptions import MlflowException
 
