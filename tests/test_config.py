@@ -6,8 +6,18 @@ import pytest
 import yaml
 
 from raytune70b.config import (
-    CONF, ConfigError, UserError, commented_defaults, compose, differences, help_text, known_keys, main_with_clear_errors, to_dict, to_yaml,
-)  # fmt: skip
+    CONF,
+    ConfigError,
+    UserError,
+    commented_defaults,
+    compose,
+    differences,
+    help_text,
+    known_keys,
+    main_with_clear_errors,
+    to_dict,
+    to_yaml,
+)
 from raytune70b.schema import Config
 from raytune70b.tracking.console import Console
 
