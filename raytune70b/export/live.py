@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from raytune70b import schema
 from raytune70b.export.tensors import load_alone
 from raytune70b.model.adapters import add_adapters
+from raytune70b.model.buffers import restore_buffers
 from raytune70b.model.load import skeleton
 from raytune70b.model.nf4 import Nf4Linear, dequantise
-from raytune70b.model.weights import initialise, load_weights, restore_buffers
+from raytune70b.model.weights import initialise, load_weights
 from raytune70b.storage import Folder
 from raytune70b.training.state import model_state
 

@@ -39,6 +39,8 @@ def lora_config(model: Any, lora: schema.Lora) -> LoraConfig:
     from peft import LoraConfig
 
     linears = linear_names(model)
+    if not linears:
+        raise UserError(f"model.method: {model.config.model_type} has no linear layer that takes an adapter; use model.method=full")
     for name in lora.targets:
         _require(name, linears, "model.lora.targets", "a linear layer of the decoder")
     modules = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if name and any(True for _ in module.parameters())}

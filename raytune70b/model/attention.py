@@ -33,6 +33,12 @@ def choose_attention(model: schema.Model, device: torch.device) -> str:
     return wanted
 
 
+def kernels(model: schema.Model, device: torch.device) -> list[str]:
+    """The attention implementations to try, in order: with `auto` an architecture that lacks the best one takes the next. Raises UserError."""
+    chosen = choose_attention(model, device)
+    return [FLASH, "sdpa", "eager"][[FLASH, "sdpa", "eager"].index(chosen) :] if model.attention == "auto" else [chosen]
+
+
 def repeat_backward() -> None:
     """Has FlashAttention-2's backward pass add in a fixed order, so that a resumed run gets the same bits; else it adds as its blocks end.
 
@@ -43,11 +49,11 @@ def repeat_backward() -> None:
 
 
 def fallback(model: schema.Model, device: torch.device, built: Any) -> str | None:
-    """What to tell where `model.attention: auto` would have taken FlashAttention-2, but the model was built with another kernel."""
+    """What to tell where `model.attention: auto` would have taken a faster kernel than the one that the model was built with."""
     used = built.config._attn_implementation
-    if model.attention != "auto" or used == FLASH or choose_attention(model, device) != FLASH:
+    if model.attention != "auto" or used == FLASH or (wanted := choose_attention(model, device)) == used:
         return None
-    return f"attention is {used}: transformers does not run this architecture with {FLASH}"
+    return f"attention is {used}: transformers does not run this architecture with {wanted}"
 
 
 def _flash_obstacle(model: schema.Model, device: torch.device) -> str | None:

@@ -6,6 +6,7 @@ holds more than its shard plus one module: 70 billion parameters take the same p
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from raytune70b import schema
 from raytune70b.config import UserError
 from raytune70b.model.adapters import add_adapters
-from raytune70b.model.attention import FLASH, choose_attention, repeat_backward, supports_flash
+from raytune70b.model.attention import FLASH, kernels, repeat_backward, supports_flash
+from raytune70b.model.buffers import restore_buffers
 from raytune70b.model.loss import attach_loss, register_loss
 from raytune70b.model.shard import decoder_layers, shard, sum_in_fp32
-from raytune70b.model.weights import initialise, load_weights, restore_buffers
+from raytune70b.model.weights import initialise, load_weights
 
 
 def hf_config(model: schema.Model, vocab_size: int) -> PretrainedConfig:
@@ -63,11 +65,43 @@ def check_model(hf: PretrainedConfig, seq_len: int, vocab_size: int, special_tok
     context = getattr(text, "max_position_embeddings", None)
     if context is not None and seq_len > context:
         raise UserError(f"data.seq_len: is {seq_len}, the model's context is {context} (max_position_embeddings); prepare shorter blocks")
+    _refuse_router_loss(text)
+    _refuse_two_rotary_tables(text, seq_len)
     for name, ours in (special_tokens or {}).items():
         theirs = getattr(text, name, None)
         allowed = theirs if isinstance(theirs, list) else [theirs]
         if ours is not None and theirs is not None and ours not in allowed:
             raise UserError(f"data.tokenizer: {name} is {ours}, the model's config says {theirs}; use the model's own tokenizer")
+
+
+def _refuse_router_loss(text: PretrainedConfig) -> None:
+    """The loss is that of the next token alone: a mixture's load balancing, which transformers adds where its config asks for it, would be missing."""
+    coefficient = getattr(text, "router_aux_loss_coef", None) or 0.0
+    if getattr(text, "output_router_logits", False) and coefficient:
+        raise UserError(
+            f"model: its config asks for a load-balancing loss (output_router_logits is true, router_aux_loss_coef {coefficient:g}), which is not computed here; "
+            "set output_router_logits to false, in model.config or in the config.json of model.path, to train without it"
+        )
+
+
+def _refuse_two_rotary_tables(text: PretrainedConfig, seq_len: int) -> None:
+    """With longrope transformers chooses a table by the longest document of a batch: a loss would depend on what lies beside it."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    for values in (rope, *(v for v in rope.values() if isinstance(v, dict))):
+        short = values.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        if values.get("rope_type") == "longrope" and short and seq_len > short:
+            raise UserError(
+                f"data.seq_len: is {seq_len}; this model (longrope) has another rotary table for documents over {short} tokens (original_max_position_embeddings), "
+                f"and transformers takes one for all documents of a batch; prepare blocks of at most {short}"
+            )
+
+
+def check_buildable(config: schema.Config, vocab_size: int) -> None:
+    """Raises UserError where transformers cannot build the model, or leaves buffers of it uncomputed. It takes no memory for weights."""
+    model, cpu = config.model, torch.device("cpu")
+    if model.attention == FLASH:  # it may be on the workers
+        model = dataclasses.replace(model, attention="auto")
+    restore_buffers(skeleton(model, vocab_size, cpu), cpu)
 
 
 def check_libraries(config: schema.Config) -> None:
@@ -128,16 +162,20 @@ def skeleton(model: schema.Model, vocab_size: int, device: torch.device) -> Any:
     hf = hf_config(model, vocab_size)
     if getattr(hf, "quantization_config", None):
         raise UserError(f"model.path: {model.path} is quantised already; take the 16-bit weights, model.method=qlora quantises them itself")
-    implementation = choose_attention(model, device)
-    try:
-        built = _built(hf, implementation)
-    except UserError:
-        if model.attention != "auto" or implementation != FLASH:
-            raise
-        built = _built(hf, "sdpa")  # the architecture, or the flash-attn that is installed, has no path for it
+    built = _built_with_any(hf, kernels(model, device))
     for parameter in built.parameters():  # not built.to(): buffers such as rotary tables stay fp32
         parameter.data = parameter.data.to(weight_dtype(model))
     return built
+
+
+def _built_with_any(hf: PretrainedConfig, implementations: list[str]) -> Any:
+    """The modules with the first of several attention implementations that the architecture, and what is installed, has. Raises UserError."""
+    for implementation in implementations[:-1]:
+        try:
+            return _built(hf, implementation)
+        except UserError:
+            continue
+    return _built(hf, implementations[-1])
 
 
 def _built(hf: PretrainedConfig, implementation: str) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import xxhash
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import MergeModulelist, WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
@@ -43,22 +45,12 @@ def is_adapter(name: str) -> bool:
     return ".lora_" in name
 
 
-def restore_buffers(model: Any, device: torch.device) -> None:
-    """Computes the buffers (rotary tables, embedding scales) that `to_empty` has left as garbage, in fp32.
-
-    Raises RuntimeError when an architecture leaves one uncomputed.
-    """
+def owned_modules(model: Any) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Every module once: its name, itself, and the innermost transformers model it lies in, whose `_init_weights` knows it."""
+    owners: dict[str, Any] = {}
     for name, module in model.named_modules():
-        buffers = {key: b for key, b in module.named_buffers(recurse=False) if b.is_floating_point()}
-        if not buffers:
-            continue
-        for key, buffer in buffers.items():
-            module._buffers[key] = torch.full_like(buffer, float("nan"), device=device)
-        with _full_parameters(module, "meta"), torch.no_grad():
-            model._init_weights(module)
-        for key in buffers:
-            if module._buffers[key].isnan().any():
-                raise RuntimeError(f"{name}.{key}: transformers does not compute this buffer for {model.config.model_type}")
+        owners[name] = module if isinstance(module, PreTrainedModel) else owners[name.rpartition(".")[0]]
+        yield name, module, owners[name]
 
 
 @dataclass(frozen=True)
@@ -122,7 +114,7 @@ def _slots(module: nn.Module) -> dict[str, Slot]:
     return {key: Slot(module, key) for key, _ in module.named_parameters(recurse=False) if key != "weight_scale"}
 
 
-class _full_parameters:
+class full_parameters:
     """Within the context a module holds its own parameters in full size on a device, uninitialised; yields them by name."""
 
     def __init__(self, module: nn.Module, device: torch.device | str):
@@ -142,18 +134,18 @@ class _full_parameters:
 def initialise(model: Any, seed: int, only_adapters: bool = False) -> None:
     """Random weights as the architecture's authors draw them; adapters as peft does (A uniform, B zero)."""
     done: set[int] = set()
-    for name, module in model.named_modules():
+    for name, module, owner in owned_modules(model):
         own = {key: slot for key, slot in _slots(module).items() if id(slot.tensor) not in done}
         if not own or (only_adapters and not is_adapter(name)):
             continue
         done |= {id(slot.tensor) for slot in own.values()}
         places = {key: slot.rows() for key, slot in own.items()}
-        with torch.random.fork_rng(devices=[]), _full_parameters(module, "cpu") as full:
+        with torch.random.fork_rng(devices=[]), full_parameters(module, "cpu") as full:
             torch.default_generator.manual_seed(xxhash.xxh3_64_intdigest(f"{seed}/{base_name(name)}".encode()) >> 1)
             if is_adapter(name):
                 _initialise_adapter(name, full["weight"])
             else:
-                model._init_weights(module)
+                owner._init_weights(module)
         for key, slot in own.items():
             slot.write(full[key][slice(*places[key])])
 
@@ -277,7 +269,7 @@ def stored_tensors(model: Any, folder: Path, targets: dict[str, list[Slot]]) -> 
     for key, file in _keys(folder):
         target, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, wanted)
         if pattern is None and target not in targets:
-            strangers += [] if _may_ignore(model, target) else [key]
+            strangers += [] if _may_ignore(model, key, target) else [key]
             continue
         groups[target].append(StoredTensor(key, file, pattern))
     if strangers:
@@ -286,10 +278,11 @@ def stored_tensors(model: Any, folder: Path, targets: dict[str, list[Slot]]) -> 
     return order, {pattern: c for c in converters for pattern in c.source_patterns}
 
 
-def _may_ignore(model: Any, name: str) -> bool:
-    """Tied copies, and rotary tables that old checkpoints carry."""
+def _may_ignore(model: Any, *names: str) -> bool:
+    """Tied copies, tables that old checkpoints carry, and what transformers itself leaves out: heads that predict several tokens, causal masks."""
     tied = (model.all_tied_weights_keys or {}).keys()
-    return name in tied or name.endswith("inv_freq") or any(name in group for group in (model._keys_to_ignore_on_load_unexpected or ()))
+    patterns = [*(model._keys_to_ignore_on_load_unexpected or ()), r"(^|\.)inv_freq$", r"(^|\.)position_ids$", r"\.masked_bias$"]
+    return any(name in tied or any(re.search(pattern, name) for pattern in patterns) for name in names)
 
 
 def _convert(

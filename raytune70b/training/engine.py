@@ -15,14 +15,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from raytune70b.model.buffers import restore_buffers
+from raytune70b.model.isolation import check_documents
 from raytune70b.model.load import build_model, check_libraries, fill, unsharded
 from raytune70b.model.shard import make_mesh, reshard
-from raytune70b.model.weights import restore_buffers
 from raytune70b.model.zero3 import as_forward, cut, import_deepspeed, piece_of
 from raytune70b.planning import memory
 from raytune70b.schema import Config
 from raytune70b.training.optimizer import build_optimizer
-from raytune70b.training.state import State, buffer_state, local_tensor, state_dict
+from raytune70b.training.state import State, buffer_state, local_tensor, saved_parameters, state_dict
 
 NORM_PIECE = 1 << 24
 """Elements of a gradient that are squared at once: their fp64 copy is 134 MB."""
@@ -65,6 +66,13 @@ def build_engine(config: Config, vocab_size: int, device: torch.device, resumes:
         return Zero3(config, vocab_size, device, weights)
     model = build_model(config, vocab_size, make_mesh(dist.get_world_size(), config.model.replicate, device.type), device, weights)
     return Fsdp(model, build_optimizer(model, config))
+
+
+def check_engine(engine: Engine, config: Config, vocab_size: int, device: torch.device) -> None:
+    """Has a model that has its weights show that it keeps the documents of a block apart. All workers call it together. Raises UserError."""
+    check_documents(engine.model, vocab_size, config.model.loss_chunk_tokens, device)
+    engine.forget()
+    engine.rest()
 
 
 class Fsdp:
@@ -180,7 +188,7 @@ class Zero3:
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         kept = {f"{name}.{key}": piece_of(p, key) for name, p in trained.items() for key in ("exp_avg", "exp_avg_sq")}
         steps = {f"{name}.step": self._step_of(p) for name, p in trained.items()}
-        return {"model": {name: piece_of(p) for name, p in trained.items()} | buffer_state(self.model), "optimizer": {**kept, **steps}}
+        return {"model": {name: piece_of(p) for name, p in saved_parameters(self.model).items()} | buffer_state(self.model), "optimizer": {**kept, **steps}}
 
     def _step_of(self, parameter: Any) -> Tensor:
         group = self.zero.grad_position[self.zero.get_param_id(parameter)][0]

@@ -56,11 +56,12 @@ def prepare_run(config: Config) -> Prepared:
     data, run = Folder(config.data.path), Folder(config.run.path) / config.run.name
     manifest = read_manifest(data)
     check_data(data, manifest)
-    from raytune70b.model.load import check_libraries, check_model, hf_config  # imports torch: what is wrong with the data is said before
+    from raytune70b.model.load import check_buildable, check_libraries, check_model, hf_config  # imports torch: the data's faults come first
 
     check_libraries(config)
     special = special_tokens(data) if config.model.path else None  # a model made on the spot has no tokens of its own
     check_model(hf_config(config.model, manifest.vocab_size), manifest.seq_len, manifest.vocab_size, special)
+    check_buildable(config, manifest.vocab_size)
     warn_of_random_weights(config, manifest.vocab_size)
     order = Order(row_groups(manifest, "train"), config.run.seed, config.data.shuffle_window, config.train.global_batch_size)
     from raytune70b.training.expected import fitted

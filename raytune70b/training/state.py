@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from raytune70b.model.weights import is_adapter
+
 State = dict[str, dict[str, Tensor]]
 """{"model": {name: tensor}, "optimizer": {name.state: tensor}}."""
 
@@ -41,16 +43,26 @@ def load_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, state: S
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """The trained parameters by name; with nothing frozen, the persistent buffers too. Tied weights appear once."""
-    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad} | buffer_state(model)
+    """What a checkpoint holds of the model by name, tied weights once: all of it, or beside adapters what is trained."""
+    return {name: p.detach() for name, p in saved_parameters(model).items()} | buffer_state(model)
+
+
+def saved_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter, with those that an architecture freezes itself (a router's bias): an export wants them; beside adapters the trained ones."""
+    adapted = has_adapters(model)
+    return {name: p for name, p in model.named_parameters() if p.requires_grad or not adapted}
 
 
 def buffer_state(model: nn.Module) -> dict[str, Tensor]:
-    """The persistent buffers, where nothing is frozen."""
-    if not all(p.requires_grad for p in model.parameters()):
+    """The persistent buffers; none beside adapters, where the base is frozen."""
+    if has_adapters(model):
         return {}
     kept = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
+def has_adapters(model: nn.Module) -> bool:
+    return any(is_adapter(name) for name, _ in model.named_parameters())
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from raytune70b.planning.advice import memory_line, workload_of
 from raytune70b.tracking.metrics import WorkerMetrics
 from raytune70b.training.checkpoint import Cursor
 from raytune70b.training.commits import Commits
-from raytune70b.training.engine import build_engine
+from raytune70b.training.engine import build_engine, check_engine
 from raytune70b.training.guards import Guard
 from raytune70b.training.job import Job
 from raytune70b.training.mailbox import HAND_OVER, STOP, Link
@@ -134,7 +134,8 @@ class Worker:
         if found is not None:
             saver.load(self.engine.state(), found)
             self.engine.loaded()
-        elif self.config.train.dry_run:
+        check_engine(self.engine, self.config, self.job.vocab_size, self.device)
+        if found is None and self.config.train.dry_run:
             self.engine.state()  # makes the optimizer's states: they count
             manifest = self.job.validation.manifest
             dry_run(self.model, self.config, manifest.vocab_size, manifest.seq_len, self.job.feed.micro_batch_size, self.device, self.memory_plan())

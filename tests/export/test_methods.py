@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,14 @@ from raytune70b.export.tensors import Checkpoint
 from raytune70b.storage import Folder
 from tests import distributed
 from tests.export.run_folders import VOCAB, blocks, run_config, write_data, write_runs
+from tests.model.architectures import VALUES
 from tests.reference import SIZES, write_model
 
 TOLERANCE = 1e-5
 CASES = [(arch, method) for arch in SIZES for method in ("full", "lora")] + [(arch, "qlora") for arch in ("llama_tied", "phi3", "gemma3")]
+
+OF_THEIR_OWN = ("gemma2", "ernie4_5_moe")
+"""Architectures that run with eager attention only, and that freeze a parameter themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +42,9 @@ def results(tmp_path_factory):
     for method in ("lora", "qlora"):
         shape = "model.config={model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}"
         configs.append(run_config(root, f"random-{method}", "model.precision=fp32", f"model.method={method}", shape, f"export.path={root / 'out' / f'random-{method}'}"))
+    for arch in OF_THEIR_OWN:
+        values = json.dumps({"model_type": arch, **VALUES[arch]})
+        configs.append(run_config(root, f"random-{arch}", "model.precision=fp32", f"model.config={values}", f"export.path={root / 'out' / f'random-{arch}'}"))
     sharded = distributed.run(write_runs, 2, configs)[0]
     torch.set_num_threads(1)
     exported = {c.run.name: export_run(c) for c in configs}
@@ -48,7 +56,7 @@ def results(tmp_path_factory):
     return {name: (exported[name], sharded[name], fresh[folder]) for name, folder in folders.items()}
 
 
-NAMES = [f"{a}-{m}" for a, m in CASES] + ["random-full", "random-lora", "random-qlora"]
+NAMES = [f"{a}-{m}" for a, m in CASES] + ["random-full", "random-lora", "random-qlora"] + [f"random-{arch}" for arch in OF_THEIR_OWN]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,6 +94,11 @@ def test_ties_are_stored_once_and_files_are_cut(results):
     keys = {key for path in folder.glob("*.safetensors") for key in safe_open(path, framework="pt").keys()}  # noqa: SIM118
     assert "lm_head.weight" not in keys and "model.embed_tokens.weight" in keys
     assert (folder / "model.safetensors.index.json").is_file() and len(list(folder.glob("*.safetensors"))) > 1
+
+
+def test_a_parameter_that_the_architecture_freezes_is_exported_too(results):
+    weights = load_file(results["random-ernie4_5_moe"][0].folder.local / "model.safetensors")
+    assert any(name.endswith("e_score_correction_bias") for name in weights)
 
 
 def test_experts_have_the_layout_of_the_base(results):

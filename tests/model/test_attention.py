@@ -13,6 +13,7 @@ from raytune70b.model import attention, load
 from raytune70b.model.attention import FLASH, choose_attention, decoder_inputs, document_bounds, fallback, repeat_backward
 from raytune70b.model.load import skeleton
 from tests import reference
+from tests.model import architectures
 
 ROWS, SEQ_LEN, CUT = 2, 20, 9
 
@@ -107,7 +108,7 @@ def flash_there(monkeypatch):
     monkeypatch.delenv("FLASH_ATTENTION_DETERMINISTIC", raising=False)
 
 
-def test_auto_takes_sdpa_where_an_architecture_has_no_flash_attention_and_says_so(flash_there):
+def test_auto_takes_the_next_kernel_where_an_architecture_lacks_one_and_says_so(flash_there, monkeypatch):
     config = compose([]).model
     config.config = LLAMA4
     assert choose_attention(config, GPU) == FLASH
@@ -119,6 +120,13 @@ def test_auto_takes_sdpa_where_an_architecture_has_no_flash_attention_and_says_s
         skeleton(config, 64, GPU)
     assert fallback(compose([]).model, torch.device("cpu"), built) is None
     assert fallback(compose(["model.attention=sdpa"]).model, GPU, built) is None
+    config.attention, config.config = "auto", {"model_type": "gemma2", **architectures.VALUES["gemma2"]}
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: False)
+    assert fallback(config, GPU, skeleton(config, 64, GPU)) == "attention is eager: transformers does not run this architecture with sdpa"
+    config.attention = "sdpa"
+    with pytest.raises(UserError, match=r"transformers cannot build gemma2: .*scaled_dot_product_attention"):
+        skeleton(config, 64, GPU)
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
     built.config._attn_implementation = FLASH
     assert fallback(compose([]).model, GPU, built) is None
 

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from raytune70b.config import UserError, compose
+from raytune70b.model.buffers import restore_buffers
 from raytune70b.model.load import check_model, hf_config, skeleton
 from raytune70b.model.nf4 import dequantise, quantise
-from raytune70b.model.weights import initialise
+from raytune70b.model.weights import initialise, slots_by_name, stored_tensors
 from raytune70b.training.prepared import prepare_run
 from tests import reference
 from tests.distributed import run
 from tests.model import common
+from tests.model.architectures import VALUES, VOCAB, config_of, tiny_model
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -69,13 +72,13 @@ def test_weights_do_not_depend_on_the_number_of_workers(built):
 def test_random_weights_are_drawn_in_host_memory_wherever_the_model_lies(monkeypatch):
     """A GPU's generator draws others: an export, and the base of an evaluation, would not be what the run trained on."""
     model = skeleton(random_config().model, common.VOCAB, common.CPU)
-    drawn, draw = [], type(model)._init_weights
+    drawn, draw = [], PreTrainedModel._init_weights
 
     def watched(self, module):
         drawn.append({p.device.type for p in module.parameters(recurse=False)})
         draw(self, module)
 
-    monkeypatch.setattr(type(model), "_init_weights", watched)
+    monkeypatch.setattr(PreTrainedModel, "_init_weights", watched)
     before = torch.random.get_rng_state()
     initialise(model, 0)  # its tensors lie on the meta device
     assert set().union(*drawn) == {"cpu"}
@@ -192,6 +195,72 @@ def test_data_and_model_that_disagree_are_refused_with_both_numbers():
     check_model(hf, 128, 300, {"eos_token_id": 5, "bos_token_id": 1})
     with pytest.raises(UserError, match=r"eos_token_id is 3, the model's config says \[2, 5\]"):
         check_model(hf, 128, 300, {"eos_token_id": 3})
+
+
+def test_a_load_balancing_loss_is_refused_and_not_dropped():
+    hf = hf_config(config_of("mixtral", output_router_logits=True, router_aux_loss_coef=0.5).model, VOCAB)
+    with pytest.raises(UserError, match=r"output_router_logits is true, router_aux_loss_coef 0.5.*set output_router_logits to false"):
+        check_model(hf, 64, VOCAB)
+    for values in ({"router_aux_loss_coef": 0.0, "output_router_logits": True}, {"router_aux_loss_coef": 0.5}):
+        check_model(hf_config(config_of("mixtral", **values).model, VOCAB), 64, VOCAB)
+
+
+def test_blocks_that_are_longer_than_the_first_of_two_rotary_tables_are_refused():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 16}
+    hf = hf_config(config_of("phi3", original_max_position_embeddings=16, rope_parameters=rope).model, VOCAB)
+    check_model(hf, 16, VOCAB)
+    with pytest.raises(UserError, match=r"data.seq_len: is 17; this model \(longrope\) has another rotary table for documents over 16 tokens"):
+        check_model(hf, 17, VOCAB)
+
+
+@pytest.mark.parametrize("name", ["gemma3n_text", "gpt_neo"])
+def test_buffers_are_those_of_transformers(name):
+    """Each module's by the model that it lies in; causal masks of truth values are no rotary tables."""
+    ours = dict(tiny_model(config_of(name)).named_buffers())
+    values = {"vocab_size": VOCAB, **VALUES[name]}
+    theirs = dict(AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **values)).named_buffers())
+    assert ours.keys() == theirs.keys() and ours
+    assert all(torch.equal(ours[key].float(), buffer.float()) for key, buffer in theirs.items())
+
+
+def test_what_transformers_cannot_build_or_restore_is_refused_before_ray_starts(blocks, tmp_path):
+    config = config_of("falcon_h1", f"data.path={blocks[0].uri}", f"run.path={tmp_path}/runs", max_position_embeddings=8192)
+    with pytest.raises(UserError, match=r"falcon_h1 cannot be trained: transformers does not compute its buffer model.layers.0.mamba.mup_vector"):
+        prepare_run(config)
+    config = config_of("gemma2", f"data.path={blocks[0].uri}", f"run.path={tmp_path}/runs", "model.attention=sdpa", max_position_embeddings=8192)
+    with pytest.raises(UserError, match="transformers cannot build gemma2"):
+        prepare_run(config)
+
+
+def test_a_mask_that_nobody_computes_is_refused():
+    model = skeleton(config_of("gpt2").model, VOCAB, common.CPU)
+    model.transformer.register_buffer("mask", torch.ones(2, 2, dtype=torch.bool), persistent=False)
+    with pytest.raises(UserError, match=r"gpt2 cannot be trained: transformers does not compute its buffer transformer.mask"):
+        restore_buffers(model, common.CPU)
+
+
+STRANGERS = [
+    ("qwen3_next", "mtp.fc.weight", "model.visual.fc.weight"),
+    ("glm4_moe", "model.layers.92.eh_proj.weight", "model.layers.91.eh_proj.weight"),
+    ("gpt2", "transformer.h.0.attn.bias", "transformer.h.0.attn.mask"),
+    ("gpt2", "h.1.attn.masked_bias", "h.1.attn.c_attn.scale"),
+    ("llama", "model.embed_tokens.position_ids", "model.embed_tokens.positions"),
+]
+
+
+@pytest.mark.parametrize(("name", "ignored", "refused"), STRANGERS)
+def test_tensors_that_transformers_leaves_out_are_left_out(tmp_path, name, ignored, refused):
+    config = config_of(name, "model.precision=fp32") if name in VALUES else random_config()
+    model = skeleton(config.model, VOCAB, common.CPU)
+    targets = slots_by_name(model)
+    known, values = sorted(targets)[0], {"a": torch.ones(1)}
+    for key in (ignored, refused):
+        save_file({known: values["a"], key: values["a"].clone()}, tmp_path / "model.safetensors")
+        if key == ignored:
+            assert [target for target, _ in stored_tensors(model, tmp_path, targets)[0]] == [known]
+        else:
+            with pytest.raises(UserError, match=f"holds 1 tensors that its config.json has no place for, the first is {refused}"):
+                stored_tensors(model, tmp_path, targets)
 
 
 LIBRARIES = [
