@@ -43,12 +43,17 @@ def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Trained parameters in two groups: matrices with weight decay, vectors (norms, biases) without."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained = {p: is_vector(module, key, p) for module in model.modules() for key, p in module.named_parameters(recurse=False) if p.requires_grad}
     groups = [
-        {"params": [p for p in trained if len(whole_shape(p)) > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if len(whole_shape(p)) <= 1], "weight_decay": 0.0},
+        {"params": [p for p in trained if not trained[p]], "weight_decay": weight_decay},
+        {"params": [p for p in trained if trained[p]], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def is_vector(module: nn.Module, key: str, parameter: Tensor) -> bool:
+    """Whether a module's own parameter is a norm or a bias; those of several heads or experts may be stacked to a matrix."""
+    return len(whole_shape(parameter)) <= 1 or "bias" in key or "Norm" in type(module).__name__
 
 
 class CompactAdamW(torch.optim.Optimizer):

@@ -5,8 +5,11 @@ import torch
 from torch import nn
 
 from raytune70b.config import UserError, compose
+from raytune70b.model.load import skeleton
 from raytune70b.training.optimizer import CompactAdamW, Noise, build_optimizer, dequantise, parameter_groups, quantise
 from raytune70b.training.state import create_states, load_state_dict, optimizer_state, state_dict
+from tests import reference
+from tests.model.architectures import config_of
 
 
 def train(make, dtype: torch.dtype, steps: int = 60) -> tuple[torch.Tensor, float]:
@@ -97,6 +100,33 @@ def test_vectors_have_no_weight_decay_and_frozen_weights_no_states():
     model.requires_grad_(False)
     with pytest.raises(UserError, match="nothing is trained"):
         build_optimizer(model, compose([]))
+
+
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [("cohere", {"input_layernorm.weight", "q_norm.weight", "k_norm.weight", "norm.weight"}),
+     ("gpt_oss", {"input_layernorm.weight", "post_attention_layernorm.weight", "norm.weight", "sinks", "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias",
+                  "router.bias", "experts.gate_up_proj_bias", "experts.down_proj_bias"})],
+)  # fmt: skip
+def test_norms_and_biases_that_are_stacked_to_matrices_have_no_weight_decay(name, free):
+    model = skeleton(config_of(name).model, 50, torch.device("cpu"))
+    decayed, without = parameter_groups(model, 0.1)
+    names = {p: ".".join(key.split(".")[-2:]) for key, p in model.named_parameters()}
+    found = {names[p] for p in without["params"]}
+    assert {name.removeprefix("self_attn.") for name in found} == free
+    assert not any("norm" in names[p] or "bias" in names[p] for p in decayed["params"])
+
+
+def test_usual_architectures_have_the_groups_of_runs_before():
+    """The groups' order numbers the random bits that round 16-bit states: a resumed run needs the same."""
+    for name in reference.SIZES:
+        values = reference.config_values(name)
+        config = compose([])
+        config.model.config = values
+        model = skeleton(config.model, 50, torch.device("cpu"))
+        parameters = list(model.parameters())
+        for group, members in zip(parameter_groups(model, 0.1), ([p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]), strict=True):
+            assert [id(p) for p in group["params"]] == [id(p) for p in members]
 
 
 @pytest.mark.parametrize(
