@@ -94,7 +94,7 @@ class Lora:
     dropout: float = limited(0.0, low=0.0, high=0.95)
     """Dropout on the adapters' input."""
     targets: list[str] = several()
-    """Names of the linear layers that get adapters; empty: every linear layer but the output head."""
+    """Names of the linear layers that get adapters; empty: every linear layer but the output head. The stacked experts of a mixture are none and stay frozen."""
     modules_to_save: list[str] = several()
     """Further modules that are trained in full, such as embed_tokens and lm_head."""
 
@@ -116,7 +116,7 @@ class Model:
     gradients: str = limited("fp32", choices=("fp32", "bf16"))
     """Where micro-batches add up for bf16 weights: bf16 takes half the memory of fp32, but loses small gradients, and the result then varies with the number of workers."""
     attention: str = limited("auto", choices=("auto", "flash_attention_2", "sdpa", "eager"))
-    """auto takes FlashAttention-2 where it is installed and there is a GPU, else sdpa."""
+    """auto takes FlashAttention-2 where it is installed and there is a GPU, else sdpa, or eager where the architecture has neither."""
     activation_checkpointing: str = limited("none", choices=("none", "full", "selective"))
     """Recompute layers in the backward pass: full is every layer, selective every second one."""
     compile: bool = False

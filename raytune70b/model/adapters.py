@@ -41,16 +41,35 @@ def lora_config(model: Any, lora: schema.Lora) -> LoraConfig:
     linears = linear_names(model)
     if not linears:
         raise UserError(f"model.method: {model.config.model_type} has no linear layer that takes an adapter; use model.method=full")
+    taken = _taken_for_experts(model, linears)
     for name in lora.targets:
         _require(name, linears, "model.lora.targets", "a linear layer of the decoder")
+        if name in taken:
+            raise UserError(f"model.lora.targets: peft takes {name} of {model.config.model_type} for its stacked experts, whose adapters cannot be exported; leave it out")
     modules = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if name and any(True for _ in module.parameters())}
     for name in lora.modules_to_save:
         _require(name, modules, "model.lora.modules_to_save", "a module of the model")
     _refuse_tied(model, lora.modules_to_save)
     return LoraConfig(
         task_type="CAUSAL_LM", r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,  # type: ignore[arg-type]
-        target_modules=sorted(lora.targets or linears), modules_to_save=list(lora.modules_to_save) or None,
+        target_modules=sorted(lora.targets or linears - taken), modules_to_save=list(lora.modules_to_save) or None,
     )  # fmt: skip
+
+
+def _taken_for_experts(model: Any, names: set[str]) -> set[str]:
+    """Of some linear layers' names those that peft takes for experts: so these were called before transformers stacked them."""
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    trial = LoraConfig(target_modules=sorted(names | {"gate_proj", "up_proj", "w1", "w3"}))  # it refuses one of a pair alone
+    convert_peft_config_for_transformers(trial, model, None)
+    return names - set(trial.target_modules or ())
+
+
+def frozen_experts(model: Any) -> float:
+    """The share of a model's parameters that lies in stacked experts, which get no adapters."""
+    stacked = sum(p.numel() for name, p in model.named_parameters() if "experts" in name and p.ndim > 2)
+    return float(stacked / sum(p.numel() for p in model.parameters()))
 
 
 def linear_names(model: Any) -> set[str]:

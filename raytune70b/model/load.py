@@ -96,12 +96,14 @@ def _refuse_two_rotary_tables(text: PretrainedConfig, seq_len: int) -> None:
             )
 
 
-def check_buildable(config: schema.Config, vocab_size: int) -> None:
-    """Raises UserError where transformers cannot build the model, or leaves buffers of it uncomputed. It takes no memory for weights."""
+def check_buildable(config: schema.Config, vocab_size: int) -> Any:
+    """The model without memory for weights. Raises UserError where transformers cannot build it, or leaves buffers of it uncomputed."""
     model, cpu = config.model, torch.device("cpu")
     if model.attention == FLASH:  # it may be on the workers
         model = dataclasses.replace(model, attention="auto")
-    restore_buffers(skeleton(model, vocab_size, cpu), cpu)
+    built = skeleton(model, vocab_size, cpu)
+    restore_buffers(built, cpu)
+    return built
 
 
 def check_libraries(config: schema.Config) -> None:

@@ -56,12 +56,13 @@ def prepare_run(config: Config) -> Prepared:
     data, run = Folder(config.data.path), Folder(config.run.path) / config.run.name
     manifest = read_manifest(data)
     check_data(data, manifest)
-    from raytune70b.model.load import check_buildable, check_libraries, check_model, hf_config  # imports torch: the data's faults come first
+    # Imports torch: what is wrong with the data is said before.
+    from raytune70b.model.load import check_buildable, check_libraries, check_model, hf_config
 
     check_libraries(config)
     special = special_tokens(data) if config.model.path else None  # a model made on the spot has no tokens of its own
     check_model(hf_config(config.model, manifest.vocab_size), manifest.seq_len, manifest.vocab_size, special)
-    check_buildable(config, manifest.vocab_size)
+    warn_of_frozen_experts(config, check_buildable(config, manifest.vocab_size))
     warn_of_random_weights(config, manifest.vocab_size)
     order = Order(row_groups(manifest, "train"), config.run.seed, config.data.shuffle_window, config.train.global_batch_size)
     from raytune70b.training.expected import fitted
@@ -84,6 +85,15 @@ def warn_of_random_weights(config: Config, vocab_size: int) -> None:
     parameters = config_shape(config, vocab_size).parameters
     if parameters >= LARGE:
         print(f"warning: model.path is empty, so {parameters / 1e9:.1f} B random weights are trained from scratch; to fine-tune, name the folder of the model", flush=True)
+
+
+def warn_of_frozen_experts(config: Config, model: Any) -> None:
+    """Says so where adapters leave most of a mixture as it is."""
+    from raytune70b.model.adapters import frozen_experts
+
+    share = frozen_experts(model) if config.model.method != "full" else 0.0
+    if share:
+        print(f"warning: model.method is {config.model.method}, so the stacked experts, {share:.0%} of the parameters, stay as they are; model.method=full trains them", flush=True)
 
 
 def absolute(config: Config) -> Config:
