@@ -7,6 +7,7 @@ path as many.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,16 @@ def mixed_precision(precision: str) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
+@torch.compiler.disable  # FSDP2's own hooks are not compiled either: a layer stays one graph
+def cast_but_tables(layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Casts a layer's inputs to bf16, as FSDP2 would, but for rotary tables: some architectures turn queries and keys by fp32 ones."""
+
+    def cast(value: Any) -> Any:
+        return value.to(torch.bfloat16) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return tuple(cast(a) for a in args), {key: cast(value) for key, value in kwargs.items()}
+
+
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a transformers model, in order."""
     names = set(model._no_split_modules or ())  # type: ignore[arg-type]
@@ -53,7 +64,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, config: schema.Model) -> None:
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy(),
     }
     for layer in decoder_layers(model):
-        fully_shard(layer, **policies)
+        fully_shard(layer, **{**policies, "mp_policy": replace(policies["mp_policy"], cast_forward_inputs=False)})
+        if config.precision != "fp32":
+            layer.register_forward_pre_hook(cast_but_tables, with_kwargs=True)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     shared = {id(p) for p in embedding.parameters()} & {id(p) for p in head.parameters()}
     if not shared:  # tied weights must lie in one group: the root's

@@ -165,3 +165,25 @@ def test_a_dry_run_leaves_no_trace_and_turns_out_of_memory_into_advice(setting):
 def test_advice_leaves_out_what_is_set_already():
     config = compose(["model.activation_checkpointing=full", "model.loss_chunk_tokens=512", "model.method=lora", "model.offload=params", "train.optimizer=adamw_8bit"])
     assert advice(config, 64, 1, "out").endswith("try more workers (cluster.workers)")
+
+
+def tables_in_layers(rank: int, world_size: int) -> dict[str, set[torch.dtype]]:
+    """Types of what a decoder layer is given: rotary tables, and everything else."""
+    found: dict[str, set[torch.dtype]] = {}
+    for name in ("olmo2", "llama"):
+        config = compose(["model.precision=bf16_mixed"])
+        config.model.config = reference.config_values(name)
+        model, _ = common.build(config)
+
+        def look(layer, args, kwargs, name=name):
+            found.setdefault(name, set()).update(t.dtype for t in kwargs["position_embeddings"])
+            found.setdefault("else", set()).update(t.dtype for t in [*args, *kwargs.values()] if torch.is_tensor(t) and t.is_floating_point())
+
+        model.get_decoder().layers[1].self_attn.register_forward_pre_hook(look, with_kwargs=True)
+        batch = {key: values[:2] for key, values in reference.batches(1, 2, 16, common.VOCAB)[0].items()}
+        loss_sum(model, batch, 0).backward()
+    return found
+
+
+def test_rotary_tables_that_an_architecture_keeps_in_fp32_reach_its_layers_so():
+    assert run(tables_in_layers, 1) == [{"olmo2": {torch.float32}, "llama": {torch.bfloat16}, "else": {torch.bfloat16}}]
