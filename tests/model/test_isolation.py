@@ -35,12 +35,12 @@ def test_an_architecture_that_keeps_them_apart_passes_and_nothing_stays(name, se
 
 
 def starts(rank: int, world_size: int, config) -> None:
-    from raytune70b.training.engine import build_engine
+    from raytune70b.training.engine import build_engine, check_engine
 
-    build_engine(config, VOCAB, common.CPU)
+    check_engine(build_engine(config, VOCAB, common.CPU), config, VOCAB, common.CPU)
 
 
-def test_the_check_runs_when_the_engine_is_built():
+def test_the_check_runs_on_the_sharded_model():
     for name in ("lfm2", "opt"):
         with pytest.raises(AssertionError, match="UserError: model: the documents of a block would see each other"):
             run(starts, 2, config_of(name))
