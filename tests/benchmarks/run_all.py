@@ -58,7 +58,7 @@ def run(name: str) -> str:
     begin = time.monotonic()
     try:
         done = subprocess.run([sys.executable, str(HERE / f"{name}.py")], capture_output=True, text=True, timeout=LIMIT_S)
-        table = "\n".join(line for line in done.stdout.splitlines() if not line.startswith(("{", "Writing model shards"))).strip()  # "{": for programs
+        table = "\n".join(line for line in done.stdout.splitlines() if not line.startswith(("{", "[{", "Writing model shards"))).strip()  # "{": for programs
         printed = table if done.returncode == 0 else f"{table}\n\nexit code {done.returncode}: a bar is missed, or it failed\n{done.stderr.strip()[-1500:]}"
     except subprocess.TimeoutExpired:
         printed = f"not done within {LIMIT_S} s"
