@@ -116,7 +116,10 @@ def progress_line(progress: Progress) -> str:
 
 
 def cost_parts(cost: Record) -> list[str]:
-    """What was spent and will have been spent, in money where there is a price and else in hours; [] before the first cost record."""
+    """What was spent and will have been spent, in money where there is a price and else in hours; [] without a price or limit, and before the
+    first cost record."""
+    if "usd" not in cost and "budget_share" not in cost:
+        return []
     unit, show = ("usd", lambda usd: f"${usd:,.2f}") if "usd" in cost else ("hours", lambda hours: duration(3600 * hours))
     spent, end = cost.get(unit), cost.get(f"projected_{unit}")
     return [] if spent is None else [f"{show(spent)} so far" + (f", {show(end)} at the end" if end is not None else "")]

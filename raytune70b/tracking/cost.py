@@ -1,8 +1,8 @@
 """What a run has cost so far and will have cost at its end: hours of wall-clock, and workers times hours times price.
 
 Time between launches is free. The time before the first worker group counts with that group's size, and until one is there with the
-fewest workers that the run takes: it waits for them. The time after a group has ended counts with the size it had. So the sums are those of `goodput.running_seconds` and `goodput.worker_seconds`, taken as the
-records come and not over the whole journal each time.
+fewest workers that the run takes: it waits for them. The time after a group has ended counts with the size it had. So the sums are
+those of `goodput.running_seconds` and `goodput.worker_seconds`, taken as the records come and not over the whole journal each time.
 """
 
 from __future__ import annotations

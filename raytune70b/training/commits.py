@@ -18,7 +18,7 @@ from raytune70b.storage import Folder
 from raytune70b.training.checkpoint import Cursor
 from raytune70b.training.mailbox import Link
 from raytune70b.training.pace import Pace, passes
-from raytune70b.training.saver import Outcome, Saver
+from raytune70b.training.saver import Outcome, Saver, from_rank_0
 
 
 class Commits:
@@ -82,7 +82,7 @@ class Commits:
         self._saver.wait()
         outcome = self.settle()
         if outcome is None or outcome.error is not None or outcome.step != cursor.step:
-            if self._from_rank_0(cursor.step in (0, self.pace.saved_step)):
+            if from_rank_0(cursor.step in (0, self.pace.saved_step), self._control):
                 return
             self.save(cursor)
             self._saver.wait()
@@ -90,8 +90,3 @@ class Commits:
         assert outcome is not None
         if outcome.error is not None:
             raise RuntimeError(f"the checkpoint of step {cursor.step} could not be written: {outcome.error}")
-
-    def _from_rank_0(self, value: Any) -> Any:
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._control)
-        return box[0]

@@ -176,24 +176,23 @@ class Saver:
 
     def _on_rank_0(self, action: Callable[[], Any]) -> None:
         """Runs `action` on rank 0; an error there is raised on every rank."""
-        error: list[str | None] = [None]
+        error: str | None = None
         if self._rank == 0:
             try:
                 action()
             except Exception as failure:
-                error[0] = str(failure) or type(failure).__name__
-        dist.broadcast_object_list(error, group_src=0, group=self._group)
-        if error[0] is not None:
-            raise OSError(error[0])
+                error = str(failure) or type(failure).__name__
+        failed = from_rank_0(error, self._group)
+        if failed is not None:
+            raise OSError(failed)
 
     def choose(self) -> Cursor | None:
         """The cursor of the newest checkpoint that holds; a bad one is set aside and the one before is tried. None where there is none.
 
         All ranks call it together; each checks a part of the files' checksums, before anything is unpickled.
         """
-        steps: list[Any] = [self._retried(lambda: saved_steps(self._checkpoints)) if self._rank == 0 else None]
-        dist.broadcast_object_list(steps, group_src=0, group=self._group)
-        for step in reversed(steps[0]):
+        steps = from_rank_0(self._retried(lambda: saved_steps(self._checkpoints)) if self._rank == 0 else None, self._group)
+        for step in reversed(steps):
             folder = self._checkpoints / folder_name(step)
             reason = self._refuse(folder)
             if reason is None:
@@ -249,6 +248,13 @@ def check_all_there(folder: Folder, sums: dict[str, tuple[int, str]]) -> None:
     lost = next((name for name, (size, _) in sums.items() if there.get(name) != size), None)
     if lost is not None:
         raise OSError(f"{folder.uri}/{lost}: another worker has written it, but it is not seen here; run.path must be on storage that all nodes share")
+
+
+def from_rank_0(value: Any, group: dist.ProcessGroup) -> Any:
+    """Rank 0's value, on every rank of a gloo group; all call it together."""
+    box = [value]
+    dist.broadcast_object_list(box, group_src=0, group=group)
+    return box[0]
 
 
 def _root_cause(failure: BaseException) -> str:

@@ -34,7 +34,7 @@ from raytune70b.training.job import Job
 from raytune70b.training.mailbox import HAND_OVER, STOP, Link
 from raytune70b.training.pace import Pace
 from raytune70b.training.preemption import Notice, Preempted
-from raytune70b.training.saver import Saver
+from raytune70b.training.saver import Saver, from_rank_0
 from raytune70b.training.schedule import learning_rate
 from raytune70b.training.step import StepResult, train_step, validation_sums
 from raytune70b.training.threads import worker_threads
@@ -158,7 +158,7 @@ class Worker:
 
     def introduce(self) -> int:
         """Rank 0 registers the worker group and says who is in it; returns the number of machines."""
-        self.link.attempt = self.from_rank_0(self.link.begin() if self.rank == 0 else None)
+        self.link.attempt = from_rank_0(self.link.begin() if self.rank == 0 else None, self.control)
         workers: list[Any] = [None] * self.world
         dist.all_gather_object(workers, {"rank": self.rank, "host": self.link.host, "pid": self.link.pid, "node": self.link.node}, group=self.control)
         if self.rank == 0:
@@ -178,11 +178,6 @@ class Worker:
         """The steps from the cursor on, with this rank's micro-batches."""
         if self.shard is not None:
             yield from BlockStream(self.shard.result(), self.job.feed, self.cursor.step, self.rank, self.world)
-
-    def from_rank_0(self, value: Any) -> Any:
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.control)
-        return box[0]
 
     def at(self, mark: str) -> None:
         self.heart.at(mark, self.cursor.step)
@@ -281,7 +276,7 @@ class Worker:
                 ray.get(self.link.mailbox.order.remote(""))
                 self.heart.command = ""
             return GO_ON
-        if not self.from_rank_0(self.rank == 0 and ray.get(self.link.mailbox.handed_over.remote())):
+        if not from_rank_0(self.rank == 0 and ray.get(self.link.mailbox.handed_over.remote()), self.control):
             self.heart.command = ""  # the next beat brings what is in force now
             return GO_ON
         end = time.monotonic() + self.config.run.hang_timeout_s

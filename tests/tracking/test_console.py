@@ -50,7 +50,8 @@ def test_the_progress_line_has_step_loss_rate_and_time_left():
 
 @pytest.mark.parametrize(("cost", "text"), [
     ({"hours": 1.0, "projected_hours": 2.0, "usd": 1234.5, "projected_usd": 4950.0}, "$1,234.50 so far, $4,950.00 at the end"),
-    ({"hours": 1.0, "projected_hours": 50.0}, "  1h00m so far, 2d02h at the end"), ({"hours": 0.1}, "  6m00s so far"),
+    ({"hours": 1.0, "projected_hours": 50.0, "budget_share": 0.1}, "  1h00m so far, 2d02h at the end"), ({"hours": 0.1, "budget_share": 0.1}, "  6m00s so far"),
+    ({"hours": 1.0, "projected_hours": 50.0}, "  ETA 18s"),  # no limit and no price: the ETA says it
 ])  # fmt: skip
 def test_the_cost_stands_on_the_progress_line_in_money_or_else_in_hours(cost, text):
     story = Story().start().group(2, 0).steps(1, 1)
