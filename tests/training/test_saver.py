@@ -225,7 +225,7 @@ def slow_saves(rank: int, world: int, path: Path) -> tuple[tuple[float, float, f
 def test_the_stall_of_a_synchronous_save_holds_its_writing(tmp_path):
     """The interval of `checkpoint.every: auto` follows the stall."""
     for (copied, written, total), (stall, seconds, whole) in run(slow_saves, 2, tmp_path):
-        assert copied < 0.4 and written > 0.5 and total == copied + written
+        assert copied < written and written > 0.5 and total == copied + written
         assert stall == whole > seconds > 0.5
 
 
