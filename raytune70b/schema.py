@@ -406,7 +406,7 @@ class Export:
     checkpoint: Union[int, str] = "newest"
     """Which checkpoint: newest, best (lowest validation loss), or a step."""
     dtype: str = limited("auto", choices=("auto", "fp32", "bf16", "fp16"))
-    """Precision of the exported weights; auto is the base model's own, or that of the trained weights."""
+    """Precision of the exported weights; auto is that of the base model's files, whatever `model.precision` is, or without a base that of the trained weights."""
     merge_onto: str = limited("trained", choices=("trained", "original"))
     """Adapters are merged onto the base as it rested in training (4-bit with qlora), or onto the base's own weights."""
     shard_gb: float = limited(5.0, above=0)

@@ -13,6 +13,8 @@ from raytune70b.export.source import Trained, describe_lineage
 from raytune70b.schema import Config
 
 FACTS, CARD = "export.json", "README.md"
+SERVING_GB, WEIGHTS_SHARE = 80, 0.75
+"""The GPU that the serving line is for, and the share of its memory that weights may take: the rest is for the cache of what is served."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,22 @@ def _use(title: str, export: dict[str, Any]) -> str:
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("{title}", dtype="auto", device_map="auto")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{title}")\n```\n\n'
-        f"On GPUs, served by vLLM: `vllm serve ./{title} --dtype {export['vllm_dtype']} --tensor-parallel-size 8`"
+        f"On {export['serving_gpus']} GPU{'s' if export['serving_gpus'] > 1 else ''} of {SERVING_GB} GB, served by vLLM: "
+        f"`vllm serve ./{title} --dtype {export['vllm_dtype']} --tensor-parallel-size {export['serving_gpus']}`"
     )
+
+
+def serving_gpus(text: Any, size: int) -> int:
+    """The fewest GPUs of `SERVING_GB` that hold `size` bytes of weights and leave room for the cache, of the numbers that tensor parallelism takes.
+
+    vLLM divides the query heads and the MLP among them, and divides the key and value heads or repeats them. text: the Hugging Face config.
+    """
+    heads = getattr(text, "num_attention_heads", None) or 1
+    grouped, width = getattr(text, "num_key_value_heads", None) or heads, getattr(text, "intermediate_size", None) or heads
+    if not all(isinstance(n, int) for n in (heads, grouped, width)):  # layers of several sizes
+        return 1
+    allowed = [n for n in range(1, heads + 1) if heads % n == 0 and width % n == 0 and (grouped % n == 0 or n % grouped == 0)]
+    return next((n for n in allowed if size <= n * WEIGHTS_SHARE * SERVING_GB * 1e9), allowed[-1])
 
 
 def _table(values: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from raytune70b.blocks.stream import Reader
 from raytune70b.export.adapter import write_adapter
-from raytune70b.export.card import CARD, FACTS, card, facts
+from raytune70b.export.card import CARD, FACTS, card, facts, serving_gpus
 from raytune70b.export.folder import write_configs, write_tokenizer
 from raytune70b.export.live import live_model
 from raytune70b.export.merge import Rounding
@@ -55,7 +55,7 @@ def export_run(config: Config) -> Exported:
     target = Folder(settings.path) if settings.path else trained.run / "export"
     check_target(target, settings.overwrite)
     model = meta_model(trained.config, trained.manifest.vocab_size)
-    wanted = Wanted(DTYPES[settings.dtype] if settings.dtype != "auto" else default_dtype(config, model.config), settings.merge_onto)
+    wanted = Wanted(DTYPES[settings.dtype] if settings.dtype != "auto" else default_dtype(trained.config.model), settings.merge_onto)
     checkpoint, rounding = Checkpoint(trained.checkpoint), Rounding()
     tensors = tensors_of(trained, model, checkpoint, wanted, rounding)
     begin = time.monotonic()
@@ -68,7 +68,8 @@ def export_run(config: Config) -> Exported:
         seconds = time.monotonic() - begin
         expected = compared_with(trained, wanted, kept_in_fp32(model, wanted.dtype)) if settings.verify_logits else None
         checks = verify(staging, tensors, tokenizer, expected).facts()
-        values = facts(trained, form_of(config, wanted, written, rounding, seconds), checks, written.files)
+        form = form_of(config, wanted, written, rounding, seconds) | {"serving_gpus": serving_gpus(model.config.get_text_config(), written.bytes)}
+        values = facts(trained, form, checks, written.files)
         (staging / FACTS).write_text(json.dumps(values, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
         (staging / CARD).write_text(card(values, config.run.name if target.name == "export" else target.name), encoding="utf-8")
     return Exported(target, values)

@@ -8,6 +8,7 @@ Ties are stored once.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from raytune70b.export.tensors import Checkpoint, Source, of_file, of_memory, ro
 from raytune70b.model.adapters import add_adapters
 from raytune70b.model.load import skeleton, weight_dtype
 from raytune70b.model.nf4 import Nf4Linear, dequantise, quantise
-from raytune70b.model.weights import base_name, is_adapter, slots_by_name, stored_tensors
+from raytune70b.model.weights import base_name, is_adapter, slots_by_name, stored_keys, stored_tensors
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -49,10 +50,19 @@ def reference_config(config: schema.Config, merge_onto: str) -> schema.Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, method="lora", precision="fp32"))
 
 
-def default_dtype(config: schema.Config, hf: Any) -> torch.dtype:
-    """The base's own dtype, or that of the weights that were trained."""
-    named = getattr(hf, "dtype", None) if config.model.path else None
-    return named if isinstance(named, torch.dtype) else weight_dtype(config.model)
+def default_dtype(model: schema.Model) -> torch.dtype:
+    """The dtype of most of the base's weights as its files hold them, or without a base that of the weights that were trained.
+
+    An export then has the base's size, whatever it was trained in. A config.json may name no dtype, or another one.
+    """
+    if model.path is None:
+        return weight_dtype(model)
+    elements: Counter[torch.dtype] = Counter()
+    for key, file in stored_keys(Path(model.path)):
+        source = of_file(file, key)
+        if source.dtype in DTYPES.values():
+            elements[source.dtype] += source.elements
+    return elements.most_common(1)[0][0] if elements else weight_dtype(model)
 
 
 def meta_model(config: schema.Config, vocab_size: int) -> Any:

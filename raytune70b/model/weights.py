@@ -249,7 +249,8 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _keys(folder: Path) -> Iterator[tuple[str, Path]]:
+def stored_keys(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Every tensor's name in a model folder with its file. Raises UserError."""
     for file in _files(folder):
         try:
             with safe_open(file, framework="pt") as handle:
@@ -266,7 +267,7 @@ def stored_tensors(model: Any, folder: Path, targets: dict[str, list[Slot]]) -> 
     wanted: dict[str, Any] = dict.fromkeys(targets, True)
     groups: dict[str, list[StoredTensor]] = defaultdict(list)
     strangers = []
-    for key, file in _keys(folder):
+    for key, file in stored_keys(folder):
         target, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, wanted)
         if pattern is None and target not in targets:
             strangers += [] if _may_ignore(model, key, target) else [key]

@@ -8,7 +8,7 @@ import pytest
 from raytune70b.config import compose
 from raytune70b.planning.advice import auto_micro_batch, memory_line, minimum_workers, workload_of
 from raytune70b.planning.host import host_bytes, pinned, sub_groups
-from raytune70b.planning.memory import activation_bytes, loss_bytes, plan_memory, resting_bytes, saved_bytes_per_token
+from raytune70b.planning.memory import MemoryPlan, activation_bytes, loss_bytes, plan_memory, resting_bytes, saved_bytes_per_token
 from raytune70b.planning.parameters import model_shape
 from raytune70b.planning.plan import PlanError
 from raytune70b.planning.workload import Workload, config_shape, from_config, shard_numel, with_micro_batch
@@ -106,6 +106,11 @@ def test_what_rests_under_zero3_equals_what_a_run_allocates():
             again = found[name].pop("the step's gradients")
             assert resting_bytes(workload, rank) == found[name], (name, rank)
             assert again == (4 * sum(sub_groups(workload)) if name == "offload" else 0), "DeepSpeed holds offloaded gradients twice"
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.5, "fits"), (0.91, "fits"), (0.93, "tight"), (1.0, "tight"), (1.001, "does not fit")])
+def test_a_plan_is_tight_from_92_per_cent_of_the_memory_on(share, verdict):
+    assert MemoryPlan({"parameters": 60e9 * share, "activations": 20e9 * share}, "forward pass", 80e9).verdict == verdict
 
 
 def test_pinned_memory_is_rounded_to_powers_of_two():

@@ -38,6 +38,11 @@ def test_retention(whole, losses, last, best, every):
     assert len(others) <= best
 
 
+def test_the_newest_checkpoint_stays_even_where_none_is_to_be_kept():
+    assert superfluous([3, 1, 2], {}, 0, 0, 0) == [1, 2]
+    assert superfluous([3, 1, 2], {1: 0.5}, 0, 1, 0) == [2]
+
+
 def publish(checkpoints: Folder, step: int, loss: float | None = None) -> Folder:
     return publish_cursor(checkpoints, Cursor(step=step, validation_loss=loss))
 
