@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from raytune70b.evaluation.metrics import NAMES, estimate, exact_match, normalised_words, resampling, score, token_f1
+from raytune70b.evaluation.metrics import NAMES, bleu_tokens, estimate, exact_match, normalised_words, resampling, score, token_f1
 
 FIXED = [
     ("Within thirty days of written notice.", "Within thirty days of written notice.", "en"),
@@ -72,6 +73,69 @@ def test_token_f1_is_squads(answer, reference):
 def test_french_articles_and_typography():
     assert exact_match("L'acheteur", "acheteur.", "fr") == exact_match("« Le Vendeur »", "vendeur", "fr") == 1
     assert normalised_words("l’État", "fr") == ["état"]
+
+
+NO_BLANKS = [
+    ("zh", "买方应在三十天内付款。", "买方应当于三十日内支付。"),
+    ("ja", "買主は三十日以内に支払う。", "買主は30日以内に支払うものとする。"),
+    ("th", "ผู้ซื้อต้องชำระเงินภายในสามสิบวัน", "ผู้ซื้อจะชำระเงินใน 30 วัน"),
+]
+
+
+def lettered(text: str) -> str:
+    """The same text in ASCII words, one for each character with its marks, so that libraries for English can be asked."""
+    words: list[str] = []
+    for c in unicodedata.normalize("NFC", text):
+        if unicodedata.category(c)[0] == "M":
+            words[-1] += f"{ord(c):x}"
+        elif c.isdigit():
+            words = [*words[:-1], words[-1] + c] if words and words[-1].isdigit() else [*words, c]
+        elif c.isalpha():
+            words.append(f"x{ord(c):x}")
+    return " ".join(words)
+
+
+@pytest.mark.parametrize(("language", "answer", "reference"), NO_BLANKS)
+def test_texts_without_blanks_are_compared_by_characters(language: str, answer: str, reference: str):
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
+    got, wanted = lettered(answer), lettered(reference)
+    assert 0 < squad_f1(got, wanted) < 1
+    assert token_f1(answer, reference, language) == pytest.approx(squad_f1(got, wanted), abs=1e-12)
+    values = score([answer], [reference], [language]).values()
+    for name, expected in scorer.score(wanted, got).items():
+        assert values[name][0] == pytest.approx(expected.fmeasure, abs=1e-12)
+
+
+def test_bleu_takes_the_tokenizer_of_the_language():
+    for tokens, language, answer, reference in [("zh", *NO_BLANKS[0]), ("char", *NO_BLANKS[1]), ("char", *NO_BLANKS[2])]:
+        assert bleu_tokens(reference, language) == bleu_tokens(reference, "unknown") == tokens
+        expected = sacrebleu.corpus_bleu([answer], [[reference]], tokenize=tokens).score
+        assert score([answer], [reference], [language]).values()["bleu"][0] == pytest.approx(expected, abs=1e-12) and expected > 1
+    assert bleu_tokens("東京都", "ja") == "char" and bleu_tokens("北京", "any") == "zh"
+    assert bleu_tokens("The firm 王 & Co.", "en") == bleu_tokens("", "zh") == bleu_tokens("30", "zh") == bleu_tokens("계약은 유효하다", "ko") == "13a"
+
+
+def test_bleu_of_several_languages_adds_up_to_one_corpus():
+    answers, references, languages = zip(*[(a, r, g) for g, a, r in NO_BLANKS], *FIXED, strict=True)
+    values = score(answers, references, languages)
+    for order in ([*range(len(values))], [*range(len(values))][::-1]):
+        again = score(*([column[n] for n in order] for column in (answers, references, languages)))
+        assert np.array_equal(again.statistics["bleu"], values.statistics["bleu"][order])
+    last = values.of(np.arange(3, len(values))).values()["bleu"][0]
+    assert last == pytest.approx(sacrebleu.corpus_bleu(ANSWERS, [REFERENCES]).score, abs=1e-12)
+
+
+def test_marks_stay_with_their_letters():
+    """In किताब and कातिब the same letters carry other vowels: cut at its marks, each would be k, t and b."""
+    assert normalised_words("किताबें, हिन्दी।", "hi") == ["किताबें", "हिन्दी"]
+    assert score(["किताब"], ["कातिब"], ["hi"]).values()["rouge1"][0] == 0
+    assert score(["हिन्दी किताब"], ["हिन्दी पुस्तक"], ["hi"]).values()["rouge1"][0] == pytest.approx(0.5)
+    assert token_f1("ก่", "ก้", "th") == 0
+
+
+def test_blanks_and_foreign_words_among_characters():
+    assert normalised_words("使用 GPU 训练3天。", "zh") == ["使", "用", "gpu", "训", "练", "3", "天"]
+    assert exact_match("你 好", "你好！", "zh") == 1
 
 
 def test_empty_answers():
