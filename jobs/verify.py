@@ -1,6 +1,8 @@
 """Prove that a run lost nothing: no step missing or repeated, no wrong block, no bad checkpoint.
 
-usage: python jobs/verify.py [FILE.yaml ...] [run.name=NAME] [run.path=PATH] [data.path=PATH]
+usage: python jobs/verify.py [RUN | FILE.yaml ...] [run.name=NAME] [run.path=PATH] [data.path=PATH]
+
+Without a folder it takes the run of run.path and run.name, with the data set that it was trained on.
 
 exit codes: 0 proved; 1 a fault was found; 2 wrong input or configuration.
 """
@@ -13,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout or an uploaded copy, installed or not
 
 from raytune70b.config import main_with_clear_errors
+from raytune70b.runs import run_arguments_where_written
 from raytune70b.schema import Config
 
 
@@ -25,4 +28,4 @@ def main(config: Config) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main_with_clear_errors(__doc__ or "", ("run", "data"), main))
+    sys.exit(main_with_clear_errors(__doc__ or "", ("run", "data"), main, expand=run_arguments_where_written))

@@ -24,19 +24,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from raytune70b.arguments import check_folder_of_a_model, in_shape, read_file, read_override, split_arguments
 from raytune70b.contradictions import problems
+from raytune70b.errors import ConfigError, UserError, first_line
 from raytune70b.schema import Config
 from raytune70b.secrets import masked, secret_in, way_out
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-
-
-class UserError(Exception):
-    """What the user must mend before the job can go on: shown as one line, exit code 2."""
-
-
-class ConfigError(UserError):
-    """A wrong configuration."""
 
 
 def compose(arguments: list[str]) -> Config:
@@ -44,41 +38,32 @@ def compose(arguments: list[str]) -> Config:
 
     Raises ConfigError.
     """
-    files = [a for a in arguments if "=" not in a]
-    overrides = [a for a in arguments if "=" in a]
+    files, overrides = split_arguments(arguments, _known_setting)
     merged = OmegaConf.structured(Config)
     for name in files:
         for layer, source in _layers(Path(name)):
             merged = _merge(merged, layer, source)
     for override in overrides:
-        try:
-            layer = OmegaConf.from_dotlist([override])
-        except Exception as error:
-            raise ConfigError(f"{override}: not a key=value override ({error})") from error
-        merged = _merge(merged, layer, f"override {override}")
+        merged = _merge(merged, read_override(override), f"override {override}")
     try:
         config: Any = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from error
+        raise ConfigError(first_line(error)) from error
     check(config)
     return config
 
 
 def _layers(path: Path, trail: tuple[Path, ...] = ()) -> Iterator[tuple[DictConfig, str]]:
     """A file's layers, those it extends first. Names in `extends` are relative to the file, or to conf/."""
-    found = next((p for p in (path, CONF / path, CONF / path.with_suffix(".yaml"), path.with_suffix(".yaml")) if p.is_file()), None)
+    near_by = (path, CONF / path, CONF / path.with_suffix(".yaml"), path.with_suffix(".yaml"))
+    found = next((p for p in (*near_by, *CONF.rglob(path.with_suffix(".yaml").name)) if p.is_file()), None)
     if found is None:
         near = difflib.get_close_matches(path.stem, [p.stem for p in CONF.rglob("*.yaml")], 1)
         raise ConfigError(f"{path}: no such configuration file" + (f"; did you mean {near[0]}?" if near else f"; those that ship are in {CONF.name}/"))
     found = found.resolve()
     if found in trail:
         raise ConfigError(f"{found}: extends itself by way of {' -> '.join(p.name for p in trail)}")
-    try:
-        layer = OmegaConf.load(found)
-    except Exception as error:
-        raise ConfigError(f"{found}: not valid YAML: {_first_line(error)}") from error
-    if not isinstance(layer, DictConfig):
-        raise ConfigError(f"{found}: holds a {type(layer).__name__}; a configuration is a mapping of sections")
+    layer = read_file(found)
     parents = OmegaConf.to_container(OmegaConf.create([layer.pop("extends", [])]))[0]  # type: ignore[index]
     parents = [parents] if isinstance(parents, str) else parents
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
@@ -97,10 +82,10 @@ def _merge(base: Any, layer: Any, source: str) -> Any:
         base = OmegaConf.merge(base)  # another architecture: its config replaces the old one, key by key would mix the two
         base.model.config = {}
     try:
-        return OmegaConf.merge(base, layer)
+        return OmegaConf.merge(base, in_shape(layer, {key: default for key, (_, _, default) in _schema_fields().items()}))
     except (OmegaConfBaseException, TypeError, ValueError) as error:  # the latter for an index into a list: a[0]=1
         key = getattr(error, "full_key", None) or "configuration"
-        raise ConfigError(f"{key}: {_first_line(error)} (in {source})") from error
+        raise ConfigError(f"{key}: {first_line(error)} (in {source})") from error
 
 
 def nearest_key(wrong: str) -> str:
@@ -114,10 +99,6 @@ def nearest_key(wrong: str) -> str:
         return max(spelling, 0.9 * (initials == name)) + 0.5 * (key_section == section)
 
     return max(known_keys(), key=likeness)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[str]:
@@ -150,6 +131,10 @@ def _schema_fields(section: Any = Config, prefix: str = "") -> dict[str, tuple[d
     return found
 
 
+def _known_setting(key: str) -> bool:
+    return key in _schema_fields()
+
+
 def known_keys() -> list[str]:
     """Every dotted key of the schema."""
     return list(_schema_fields())
@@ -174,6 +159,7 @@ def check(config: Config) -> None:
             raise ConfigError(f"{key}: {masked(secret)} carries a secret, and settings are stored and logged; leave it out and set {way_out(secret)}")
         if odd := [number for number in (value if isinstance(value, list) else [value]) if isinstance(number, float) and not math.isfinite(number)]:
             raise ConfigError(f"{key}: is {odd[0]}; it takes a finite number")
+        check_folder_of_a_model(key, value)
         limits = f.metadata
         if value is None or not limits:
             continue
@@ -256,12 +242,33 @@ def _yaml_value(value: Any) -> str:
     return json.dumps(value)
 
 
+_RUN = (
+    "run.name", "run.path", "data.path", "model.path", "model.method", "train.learning_rate", "train.epochs", "train.global_batch_size", "train.micro_batch_size",
+    "train.optimizer", "model.activation_checkpointing", "checkpoint.every", "cluster.workers", "budget.usd", "budget.price_per_gpu_hour",
+)  # fmt: skip
+COMMON = {
+    "run": _RUN,
+    "data": ("data.inputs", "data.path", "data.tokenizer", "data.seq_len", "data.columns", "data.languages", "data.redact", "data.near_duplicates",
+             "data.validation_fraction", "data.max_quarantined", "data.evaluation", "data.keep_work", "data.file_blocks", "data.shuffle_window", "cluster.workers"),
+    "sweep": ("sweep.name", "sweep.data_fraction", "sweep.low", "sweep.high", "sweep.usd", "sweep.hours", *_RUN[1:9], "budget.price_per_gpu_hour"),
+    "export": ("export.path", "export.checkpoint", "export.dtype", "export.overwrite", "export.register", "export.verify_logits", "run.path", "run.name", "model.path"),
+    "evaluation": ("evaluation.base", "evaluation.max_texts", "evaluation.max_conversations", "evaluation.max_new_tokens", "evaluation.batch_size",
+                   "evaluation.gpus_per_model", "export.path", "export.checkpoint", "run.path", "run.name", "data.path", "cluster.workers", "tracking.mlflow"),
+}  # fmt: skip
+"""The first section that a job names -> what its users change, in the order in which it is read."""
+
+
 def help_text(usage: str, sections: tuple[str, ...]) -> str:
-    """A job's --help: its usage and every key it reads with default and meaning."""
-    lines = [usage.strip(), "", "Files lie over each other from left to right, key=value over all of them. Keys:"]
-    for key, (f, doc, default) in _schema_fields().items():
+    """A job's --help: its usage, the keys that most people set, and every key it reads with default and meaning."""
+    fields = _schema_fields()
+    lines = [usage.strip(), "", "The keys that most people set (files lie over each other from left to right, key=value over all of them):", ""]
+    for key in COMMON[sections[0]]:
         if key.split(".")[0] in sections:
-            lines.append(f"\n  {key}={_yaml_value(default)}")
+            lines.append(f"  {textwrap.shorten(f'{key}={_yaml_value(fields[key][2])}', 40, placeholder=' ...'):42}{textwrap.shorten(fields[key][1], 94, placeholder=' ...')}")
+    lines += ["", "All keys:"]
+    for key, (f, doc, default) in fields.items():
+        if key.split(".")[0] in sections:
+            lines.append("\n" + "\n".join(textwrap.wrap(f"{key}={_yaml_value(default)}", 130, initial_indent="  ", subsequent_indent="      ")))
             lines += textwrap.wrap(doc + _limits_text(f), 100, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
 
@@ -289,6 +296,7 @@ def main_with_clear_errors(
     try:
         from raytune70b.cluster import use_token
 
+        split_arguments(arguments, _known_setting)  # before a word that a space cut off is taken for a run folder
         config = compose(expand(arguments))
         use_token()
         return run(config) or 0

@@ -31,6 +31,12 @@ def run_arguments(arguments: list[str]) -> list[str]:
     return [_local_settings(run), *rest, f"run.path={parent}", f"run.name={run.name}"]
 
 
+def run_arguments_where_written(arguments: list[str]) -> list[str]:
+    """As `run_arguments`, but a run of run.path and run.name that has no settings is taken by the command line's own: the damaged are verified too."""
+    named = any("=" not in a for a in arguments)
+    return run_arguments(arguments) if named or _default_run(arguments).size(SETTINGS) is not None else arguments
+
+
 def _default_run(overrides: list[str]) -> Folder:
     config = compose(overrides)
     return Folder(config.run.path) / config.run.name

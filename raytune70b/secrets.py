@@ -9,11 +9,23 @@ from __future__ import annotations
 import re
 from typing import Any
 
+_NAMES = (
+    r"(?:[\w.-]*(?:password|passwd|passphrase|secret|token|signature|private[_-]?key|api[_-]?key|access[_-]?key(?:[_-]?id)?|account[_-]?key|secret[_-]?key)"
+    r"|(?:[\w.-]*[._-])?(?:pwd|pass|pw|o?auth|authorization|credentials?|sig|sas|jwt|bearer)|key|subscription[_-]key)"
+)
+"""Names of parameters that hold a secret, whole: `tokens=` and `author=` are none, `key=` is one and `partition_key=` is not."""
+
 SECRET = re.compile(
-    r"(?:(?<=://)|(?<=\w:/))[^/\s@?#]*:(?!\d+/)[^\s@]+(?=@)|(?<=[?&])(?:[a-z_.-]*(?:password|passwd|secret|secret_key|token|access_key|api_?key|signature|sig))=[^&\s]+",
+    r"(?:(?<=://)|(?<=\w:/))[^/\s@?#]*:(?!\d+/)[^\s@]+(?=@)"  # user:password before the host of a URI, also of one that was made a path and lost a slash
+    r"|(?:(?<=http://)|(?<=https://)|(?<=http:/)|(?<=https:/))[^/\s@?#]+(?=@)"  # a token in the user's place
+    rf"|(?<=[?&#;]){_NAMES}=[^&\s#;]+"
+    r"|(?:(?<=^)|(?<=\s))(?:password|passwd|pwd|secret|accountkey|sharedaccess(?:key|signature))=[^\s;]+"  # connection strings
+    r"|\b(?:hf_[a-z0-9]{16,}|gh[opsur]_[a-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|sk-[\w-]{20,}"
+    r"|xox[abprs]-[\w-]{10,}|dapi[0-9a-f]{32}|AIza[\w-]{30,}|ya29\.[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"  # tokens of well-known services
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----",
     re.IGNORECASE,
 )
-"""user:password before the host of a URI (also of one that was made a path and lost a slash), and query parameters that name a secret."""
+"""What may not stand in a setting."""
 
 WAYS = (
     ("s3", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials"),
@@ -21,6 +33,7 @@ WAYS = (
     ("abfs", "AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY"),
     ("postgresql", "PGUSER and PGPASSWORD, or ~/.pgpass"),
     ("mysql", "an option file, ~/.my.cnf"),
+    ("hf_", "HF_TOKEN"),
     ("http", "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"),
 )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("config", "contradictions", "schema", "secrets", "storage", "cluster", "cpus")
+LAYERS = ("arguments", "config", "contradictions", "errors", "schema", "secrets", "storage", "cluster", "cpus")
 ALLOWED = {
     "raytune70b.blocks": {"raytune70b.blocks"},
     "raytune70b.planning": {"raytune70b.planning"},

@@ -27,6 +27,9 @@ CONTINUITY = ("run.seed", "data.shuffle_window", "model.path", "model.config", "
 LARGE = 5e8
 """Parameters from which on nobody means to train from scratch on a few billion tokens."""
 
+LONGER = "the learning rate followed that length to its end; to train on, export the run (jobs/export.py) and start another run.name with model.path=EXPORT"
+"""A way to more steps that works: a run that has begun keeps its schedule, which spans its steps."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -68,6 +71,7 @@ def prepare_run(config: Config) -> Prepared:
     from raytune70b.training.expected import fitted
 
     config = sized(config, manifest)  # before the schedule: a larger micro-batch makes faster steps
+    check_length(config, order, run)
     config = fitted(config, run, manifest, total_steps(config, order))
     feed = Feed(Reader(data, manifest, "train"), order, int(config.train.micro_batch_size), total_steps(config, order))
     fingerprint = {key: get(config, key) for key in continuity_keys()}
@@ -162,13 +166,19 @@ def check_workers(key: str, said: str, workers: int, config: Config, vocab_size:
         raise UserError(f"{key}: {said}, but by the memory plan {takes} on {config.hardware.gpu}; {way_out}")
 
 
+def check_length(config: Config, order: Order, run: Folder) -> None:
+    """Raises UserError where the epochs do not hold `train.steps`."""
+    most, steps = config.train.epochs * order.steps_per_epoch, config.train.steps
+    if steps is None or steps <= most:
+        return
+    begun = newest(run / "checkpoints")
+    way_out = f"{run.uri} has a checkpoint of step {begun.step}, and {LONGER}" if begun else "raise train.epochs"
+    raise UserError(f"train.steps: is {steps}, but train.epochs={config.train.epochs} has {most} steps ({order.blocks} blocks); {way_out}")
+
+
 def total_steps(config: Config, order: Order) -> int:
     """Optimizer steps of the whole run."""
-    most = config.train.epochs * order.steps_per_epoch
-    steps = config.train.steps
-    if steps is not None and steps > most:
-        raise UserError(f"train.steps: is {steps}, but train.epochs={config.train.epochs} has {most} steps ({order.blocks} blocks); raise train.epochs")
-    return steps or most
+    return config.train.steps or config.train.epochs * order.steps_per_epoch
 
 
 def continuity_keys() -> list[str]:
@@ -187,7 +197,8 @@ def check_resume(config: Config, run: Folder, fingerprint: dict[str, Any]) -> Cu
     changed = [f"{key}: {json.dumps(cursor.fingerprint.get(key))} -> {json.dumps(value)}" for key, value in fingerprint.items()
                if cursor.fingerprint.get(key) != json.loads(json.dumps(value))]  # fmt: skip
     if changed:
-        raise UserError(f"{run.uri} was started with other settings, so it cannot be continued: {'; '.join(changed)}. Set them back, or choose another run.name")
+        longer = f"; {LONGER}" if any(line.startswith(("train.steps:", "train.epochs:")) for line in changed) else ""
+        raise UserError(f"{run.uri} was started with other settings, so it cannot be continued: {'; '.join(changed)}. Set them back, or choose another run.name{longer}")
     return cursor
 
 

@@ -184,3 +184,17 @@ def test_results_are_files(tmp_path):
 def test_time_counts_once_where_trials_overlap():
     trial = Result(START, "finished", (), 1.0, 1, 10.0, 20.0)
     assert elapsed([trial, replace(trial, begin=15.0, end=25.0), replace(trial, begin=40.0, end=41.0), replace(trial, begin=16.0, end=17.0)]) == 16.0
+
+
+LEADER = Result(START, "running", ((0.0, 8.0), (0.25, 4.0), (0.5, 3.0), (0.75, 2.8)), None, 0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("share", "loss", "hopeless_at"), [
+    (0.25, 1e6, None),  # in the first half a running leader says nothing of its end: its pace there would grant little or much
+    (0.5, 3.0 + 2 * 2.0 + 0.01, 0.5),  # at its pace from 0.25 on (4 a schedule) it would gain 2 more by the end: twice that is granted
+    (0.5, 3.0 + 2 * 2.0 - 0.01, None),
+    (0.75, 2.8 + 2 * 0.2 + 0.01, 0.75),
+    (0.75, 2.8 + 2 * 0.2 - 0.01, None),
+])  # fmt: skip
+def test_a_running_leader_judges_in_the_second_half_only(share, loss, hopeless_at):
+    assert hopeless([(share, loss)], LEADER, patience=2.0) == hopeless_at

@@ -63,6 +63,17 @@ def test_a_run_that_waits_without_a_step_is_stopped_too(monkeypatch):
     assert [reason.partition(":")[0] for reason in asked] == ["budget.hours"] and not idle._asked
 
 
+@pytest.mark.parametrize(("step_s", "hours", "asked"), [(100.0, 1300, True), (100.0, 1301, False), (0.5, 1003, True), (0.5, 1004, False)])
+def test_the_decision_comes_three_steps_ahead_for_workers_obey_it_later(step_s, hours, asked):
+    """A step has ended at 1,000 s: steps of 100 s end at 1,100, 1,200 and 1,300 s before the workers stop; of short steps three seconds pass."""
+    records = [{"kind": "run_start", "time": 0.0, "launch": 1}, {"kind": "group_start", "time": 0.0, "launch": 1, "attempt": 1, "world_size": 2}]
+    reasons: list[str] = []
+    stopper = Stopper(Budget(hours=hours / 3600 - 1e-9 if asked else hours / 3600), records, reasons.append)
+    stopper.put({"kind": "step", "step": 1, "time": 1000.0, "launch": 1, "attempt": 1, "seconds": step_s, "loss": 1.0})
+    assert bool(reasons) == asked
+    stopper._asked = True  # ends its thread
+
+
 def test_without_limits_a_run_never_stops():
     assert play(Clock(Budget(), Spent(0, 0, T0, 4), 4), T0, 1.0, 1.0, 1.0, 10, limit=500)[1:] == (500, None)
     assert seconds_allowed(Budget(price_per_gpu_hour=3.0), Spent(0, 0, 0, 1), 1) is None

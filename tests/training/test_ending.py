@@ -1,16 +1,17 @@
 """What ends a run: nothing left to do, or what its workers said last."""
 
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import pytest
 
-from raytune70b.config import compose
+from raytune70b.config import UserError, compose
 from raytune70b.storage import Folder
 from raytune70b.training.checkpoint import Cursor
 from raytune70b.training.prepared import prepare_run
 from raytune70b.training.trainer import Post, ending
-from tests.conftest import write_blocks
+from tests.conftest import publish, write_blocks
 
 
 @pytest.mark.parametrize(("loss", "validation", "journal", "ended"), [
@@ -30,6 +31,24 @@ def test_a_run_has_ended_with_its_last_step_and_validation(tmp_path, loss, valid
     for step in (9, 10):
         resumed = dataclasses.replace(prepared, resumed=Cursor(step=step, validation_loss=loss))
         assert resumed.ended(records) == (ended and step == 10)
+
+
+@pytest.mark.parametrize(("begun", "changes", "words"), [
+    (False, ["train.steps=300"], ["train.steps: is 300", "10 steps (40 blocks)", "raise train.epochs"]),
+    (True, ["train.steps=300"], ["train.steps: is 300", "a checkpoint of step 10", "jobs/export.py", "another run.name with model.path="]),
+    (True, ["train.epochs=30"], ["train.epochs: 1 -> 30", "Set them back", "jobs/export.py", "another run.name with model.path="]),
+    (True, ["train.epochs=30", "train.steps=300"], ["train.steps: null -> 300", "jobs/export.py"]),
+    (True, ["train.beta1=0.8"], ["train.beta1: 0.9 -> 0.8", "Set them back, or choose another run.name"]),
+])  # fmt: skip
+def test_more_steps_for_a_run_are_refused_with_a_way_that_works(tmp_path, begun, changes, words):
+    write_blocks(Folder(tmp_path / "data"), {"train": [40], "validation": [7]}, seq_len=16)
+    given = [f"data.path={tmp_path / 'data'}", f"run.path={tmp_path}", "run.name=mine", "train.global_batch_size=4", "train.micro_batch_size=2"]
+    if begun:
+        publish(Folder(tmp_path / "mine" / "checkpoints"), Cursor(step=10, fingerprint=json.loads(json.dumps(prepare_run(compose(given)).fingerprint))))
+    with pytest.raises(UserError) as refused:
+        prepare_run(compose([*given, *changes]))
+    assert all(word in str(refused.value) for word in words), refused.value
+    assert begun or "jobs/export.py" not in str(refused.value)
 
 
 def after(*records, stop_reason=None):
