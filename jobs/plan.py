@@ -2,6 +2,7 @@
 
 usage: python jobs/plan.py [FILE.yaml ...] [key=value ...] [options]
        python jobs/plan.py validate TABLE.csv [OUT.csv]
+       python jobs/plan.py simulate [FILE.yaml ...] [key=value ...] [--faults NAME | TRACE.csv] [--seeds N]
 
   --json                   the plan as JSON instead of tables
   --sweep KEY=A,B,C        one plan for each value, side by side
@@ -9,7 +10,8 @@ usage: python jobs/plan.py [FILE.yaml ...] [key=value ...] [options]
   --picture FILE.png       memory by part, and time and cost, against the number of GPUs
 
 validate predicts each source of a table of published runs by constants fitted on its other sources, prints the errors and
-writes the predictions. exit codes: 0 planned (whatever the verdict); 2 wrong input or configuration.
+writes the predictions. simulate plays the run through under faults (a published rate of raytune70b/planning/faults.csv, all of them where
+none is named, or a trace with the columns hours, machine, back_hours, notice_s) and prints its goodput. exit codes: 0 planned (whatever the verdict); 2 wrong input or configuration.
 """
 
 from __future__ import annotations

@@ -27,6 +27,10 @@ def main(usage: str, arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["validate"]:
         return _guarded(lambda: _validate(arguments[1:]))
+    if arguments[:1] == ["simulate"]:
+        from raytune70b.planning.goodput_report import main as simulated
+
+        return simulated(usage, arguments[1:])
     try:
         options, rest = _parser().parse_known_args(arguments)
     except argparse.ArgumentError as error:
@@ -125,6 +129,11 @@ def _console() -> Any:
     from rich.console import Console
 
     return Console(soft_wrap=False, highlight=False, width=None if sys.stdout.isatty() else 140)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> None:
+    """One table on a console of its own; columns in `right` are numbers."""
+    _print(_console(), title, columns, rows, right)
 
 
 def _print(console: Any, title: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> None:
