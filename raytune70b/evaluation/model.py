@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raytune70b.blocks.held_out import Pair, Text
 from raytune70b.evaluation.work import Settings, Unit, text_batches
+from raytune70b.model.generation import end_tokens, greedy
 from raytune70b.model.loss import LogitShape, linear_cross_entropy
 
 CHUNK_TOKENS = 1024
@@ -33,6 +34,8 @@ class Model:
             self.model.to("cuda")
         self.tokenizer = AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
         self.pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
+        self.ends = list(dict.fromkeys([self.tokenizer.eos_token_id, *settings.ends, *end_tokens(self.model.generation_config)]))
+        """The tokens that end an answer: the tokenizer's, those that training ended answers with, and the model's."""
         self.device = self.model.get_input_embeddings().weight.device
 
     def run(self, unit: Unit) -> dict[str, dict[int, Any]]:
@@ -75,17 +78,10 @@ class Model:
             ids[row, longest - len(pair.prompt_ids) :] = torch.tensor(pair.prompt_ids)
             mask[row, longest - len(pair.prompt_ids) :] = 1
         made = self.model.generate(
-            ids.to(self.device), attention_mask=mask.to(self.device), max_new_tokens=self.settings.max_new_tokens, do_sample=False, num_beams=1,
-            temperature=None, top_p=None, top_k=None, pad_token_id=self.pad, eos_token_id=self._ends(),
-        )[:, longest:].tolist()  # fmt: skip
+            ids.to(self.device), attention_mask=mask.to(self.device), generation_config=greedy(self.model, self.settings.max_new_tokens, self.pad, self.ends)
+        )[:, longest:].tolist()
         return {p.number: self._answer(row) for p, row in zip(pairs, made, strict=True)}
 
-    def _ends(self) -> list[int]:
-        """The tokens that end an answer: the model's, and those that training ended answers with."""
-        theirs = self.model.generation_config.eos_token_id
-        return list(dict.fromkeys([self.tokenizer.eos_token_id, *self.settings.ends, *(theirs if isinstance(theirs, list) else [theirs] if theirs is not None else [])]))
-
     def _answer(self, ids: list[int]) -> tuple[str, int, bool]:
-        ends = set(self._ends())
-        length = next((n for n, token in enumerate(ids) if token in ends), len(ids))
+        length = next((n for n, token in enumerate(ids) if token in self.ends), len(ids))
         return str(self.tokenizer.decode(ids[:length], skip_special_tokens=True)).strip(), length, length < len(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,10 @@ from transformers import GenerationConfig
 
 from raytune70b.blocks.manifest import DataError, Manifest, tokenizer_digest
 from raytune70b.config import UserError
+from raytune70b.model.generation import FILE, end_tokens, read_generation_config
 from raytune70b.storage import Folder
 
 TOKENIZER = "tokenizer"
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "min_p": None, "top_h": None}
-"""Values of a generation config that only sampling uses, with those that change nothing: transformers saves no config that has them without
-`do_sample`, and several published bases have them so."""
 
 
 def write_tokenizer(staging: Path, data: Folder, manifest: Manifest) -> Any:
@@ -44,29 +43,19 @@ def write_configs(staging: Path, model: Any, tokenizer: Any, answer_ends: Sequen
         if getattr(config.get_text_config(), name, None) is None:
             setattr(config.get_text_config(), name, getattr(tokenizer, name))
     config.save_pretrained(staging)
-    try:
-        _generation_config(config, tokenizer, answer_ends, base).save_pretrained(staging)
-    except ValueError as error:  # transformers loads configs that it refuses to save
-        reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-        raise UserError(f"{base}/generation_config.json: transformers refuses to save it: {reason} Mend that file") from error
+    values = generation_values(config, tokenizer, answer_ends, base)
+    (staging / FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _generation_config(config: Any, tokenizer: Any, answer_ends: Sequence[int], base: str | None) -> GenerationConfig:
-    """The base's generation config where it has one; an answer also ends at the tokens that training ended it with."""
-    if base is not None and (Path(base) / "generation_config.json").is_file():
-        made = GenerationConfig.from_pretrained(base, local_files_only=True)
-    else:
-        made = GenerationConfig.from_model_config(config)
-    ends = made.eos_token_id if isinstance(made.eos_token_id, list) else [made.eos_token_id]
-    every = [e for e in dict.fromkeys([*ends, *answer_ends, tokenizer.eos_token_id]) if e is not None]
-    made.eos_token_id = every[0] if len(every) == 1 else every
-    if made.pad_token_id is None:
-        made.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else every[0]
-    if made.do_sample is not True:
-        sampling = [name for name, idle in SAMPLING.items() if getattr(made, name, None) not in (None, idle)]
-        if made.do_sample is None:
-            made.do_sample = bool(sampling) or None
-        else:  # it says that it does not sample: then they mean nothing
-            for name in sampling:
-                setattr(made, name, None)
-    return made
+def generation_values(config: Any, tokenizer: Any, answer_ends: Sequence[int], base: str | None) -> dict[str, Any]:
+    """The base's own generation config where it has one; an answer also ends at the tokens that training ended it with.
+
+    It is kept as the file has it: transformers would refuse to save several that published bases have, and greedy decoding of their exports
+    is that of the base. Raises UserError.
+    """
+    values = read_generation_config(base) or GenerationConfig.from_model_config(config).to_diff_dict()
+    ends = list(dict.fromkeys(e for e in (*end_tokens(values), *answer_ends, tokenizer.eos_token_id) if e is not None))
+    values["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    if values.get("pad_token_id") is None:
+        values["pad_token_id"] = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+    return values

@@ -24,6 +24,7 @@ from raytune70b.blocks.stream import Reader
 from raytune70b.config import UserError
 from raytune70b.export.live import logits, round_weights
 from raytune70b.export.tensors import Source
+from raytune70b.model.generation import greedy
 
 TOLERANCE = 1e-5
 """Of the largest logit."""
@@ -164,8 +165,7 @@ def _relative(got: Tensor, wanted: Tensor) -> float:
 def check_generation(model: Any, tokenizer: Any, expected: Reference) -> str:
     """Generates with a cache and compares every token with the live model's, up to one that it chose from equals. Raises VerifyError."""
     prompt = expected.prompt
-    settings = {"do_sample": False, "num_beams": 1, "max_new_tokens": GENERATED, "repetition_penalty": 1.0, "pad_token_id": int(prompt[0, 0])}
-    made = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+    made = model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=greedy(model, GENERATED, pad=int(prompt[0, 0])))
     for number, (token, row) in enumerate(zip(made[0, prompt.shape[1] :].tolist(), expected.steps, strict=False), start=1):
         if row.max() - row[token] > 10 * TOLERANCE * row.abs().max().clamp(min=1.0):
             raise VerifyError(f"generated token {number} is {token}, the live model's is {int(row.argmax())}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -85,6 +87,43 @@ def test_answer_is_plain_greedy_decoding(folder):
     made = model.answers([Pair(0, prompt, "", "", "question", "en", "file")])[0]
     wanted = [i for i in ids[len(prompt) :] if i != model.tokenizer.eos_token_id]
     assert made[0] == model.tokenizer.decode(wanted, skip_special_tokens=True).strip() and made[1] == len(wanted)
+
+
+HOSTILE = [
+    {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": "greedy"}, {"begin_suppress_tokens": "greedy"}, {"bad_words_ids": "greedy"}, {"forced_eos_token_id": 1},
+    {"sequence_bias": "greedy"}, {"guidance_scale": 3.0}, {"do_sample": True, "temperature": 5.0}, {"max_length": 7, "max_new_tokens": 2}, {"num_return_sequences": 2, "num_beams": 2},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain_folder(tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("greedy"), "llama", VOCAB, seed=2)
+    save_tokenizer(train_tokenizer(TEXTS * 40, VOCAB), Folder(folder))
+    return folder
+
+
+@pytest.mark.parametrize(("values", "file"), [*((v, "generation_config.json") for v in HOSTILE), *((v, "config.json") for v in HOSTILE[:2])])
+def test_greedy_is_greedy_whatever_the_models_own_generation_config_says(plain_folder, tmp_path, values, file):
+    """Old models have such values in config.json, where transformers refuses them unless a call brings its own."""
+    source = shutil.copytree(plain_folder, tmp_path / "model")
+    prompt, settings = (7, 9, 11, 30, 41), dataclasses.replace(settings_of(), max_new_tokens=24)
+    ids, plain = list(prompt), AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for _ in range(24):
+            ids.append(int(plain(torch.tensor([ids])).logits[0, -1].argmax()))
+    first = ids[5]
+    chosen = {"suppress_tokens": [first], "begin_suppress_tokens": [first], "bad_words_ids": [[first]], "sequence_bias": [[[first], -9.0]]}
+    values = {key: chosen[key] if value == "greedy" else value for key, value in values.items()}
+    held = json.loads((source / file).read_text()) if (source / file).exists() else {}
+    (source / file).write_text(json.dumps({**held, **values}))
+    model = Model(source, source, settings, 0)
+    if file == "generation_config.json":
+        asked = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+        theirs = asked.generate(torch.tensor([prompt]), **({} if "max_new_tokens" in values else {"max_new_tokens": 24}), pad_token_id=0)
+        assert theirs.tolist() != [ids], "the model's own config changes what it generates"
+    made = model.answers([Pair(0, prompt, "", "", "question", "en", "file")])[0]
+    length = next((n for n, token in enumerate(ids[5:]) if token in model.ends), 24)
+    assert made[:2] == (model.tokenizer.decode(ids[5 : 5 + length], skip_special_tokens=True).strip(), length)
 
 
 def test_an_answer_ends_where_training_ended_it(folder):

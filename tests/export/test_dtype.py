@@ -24,6 +24,9 @@ from tests.reference import write_model
 def test_a_bf16_base_trained_on_fp32_masters_is_exported_in_bf16_and_no_larger(tmp_path):
     write_data(tmp_path / "data")
     base = write_model(tmp_path / "base", "qwen3", VOCAB, dtype=torch.bfloat16)
+    asked = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "suppress_tokens": [3], "bad_words_ids": [[5]], "forced_eos_token_id": 2, "do_sample": True, "eos_token_id": 2}
+    (base / "generation_config.json").write_text(json.dumps(asked))
+    (base / "config.json").write_text(json.dumps({**json.loads((base / "config.json").read_text()), "repetition_penalty": 1.2}))  # as old models have it
     config = run_config(tmp_path, "full", f"model.path={base}", "model.precision=bf16_mixed", f"export.path={tmp_path / 'out'}")
     distributed.run(write_runs, 1, [config])
     torch.set_num_threads(1)
@@ -33,6 +36,7 @@ def test_a_bf16_base_trained_on_fp32_masters_is_exported_in_bf16_and_no_larger(t
     assert exported.facts["export"]["bytes"] == sum(t.nbytes for t in theirs.values())
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.bfloat16
+    assert json.loads((tmp_path / "out/generation_config.json").read_text()) == {**asked, "pad_token_id": 0}
     assert "`vllm serve ./out --dtype bfloat16 --tensor-parallel-size 1`" in (tmp_path / "out/README.md").read_text()
 
 

@@ -1,4 +1,4 @@
-"""What stands beside the weights: generation ends where training ended answers, and samples as the base was published to."""
+"""What stands beside the weights: generation ends where training ended answers, and the rest is the base's own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from raytune70b.config import UserError
 from raytune70b.export.folder import write_configs
+from raytune70b.model.generation import read_generation_config
 
 TOKENIZER = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
@@ -36,17 +37,22 @@ def test_one_end_stays_a_number(tmp_path, answer_ends):
     assert generation(tmp_path, None, answer_ends).eos_token_id == 2
 
 
-@pytest.mark.parametrize("values", [{"temperature": 0.9, "top_p": 0.6}, {"top_k": 20}, {"min_p": 0.1}, {"eta_cutoff": 0.1}, {"top_h": 0.5}])
-def test_a_base_with_sampling_values_alone_samples(tmp_path, values):
-    made = generation(tmp_path, {"eos_token_id": 2, **values})
-    assert made.do_sample is True and {k: getattr(made, k) for k in values} == values
+PUBLISHED = [
+    {"temperature": 0.9, "top_p": 0.6}, {"do_sample": True, "top_k": 20}, {"do_sample": False, "temperature": 0.6}, {"min_p": 0.1},
+    {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [3, 4]}, {"bad_words_ids": [[5]]}, {"forced_eos_token_id": 2}, {"its_own": {"a": [1]}},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("values", [{"temperature": 1.0, "top_k": 50, "top_p": 1.0}, {"do_sample": False, "temperature": 0.6}])
-def test_a_base_that_does_not_sample_goes_on_so(tmp_path, values):
-    assert not generation(tmp_path, {"eos_token_id": 2, **values}).do_sample
+@pytest.mark.parametrize("values", PUBLISHED)
+def test_the_bases_own_file_is_kept(tmp_path, values):
+    """Also where transformers would refuse to save it."""
+    generation(tmp_path, {"eos_token_id": 2, **values}, (9,))
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == {**values, "eos_token_id": [2, 9], "pad_token_id": 0}
 
 
-def test_a_generation_config_that_contradicts_itself_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"base/generation_config\.json: .*num_return_sequences"):
-        generation(tmp_path, {"eos_token_id": 2, "num_return_sequences": 3})
+@pytest.mark.parametrize("text", ["{", "[1, 2]", '"greedy"', '{"num_return_sequences": 3}'])
+def test_a_generation_config_that_cannot_be_read_is_one_line(tmp_path, text):
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"model.path: .*generation_config\.json cannot be read") as caught:
+        read_generation_config(str(tmp_path))
+    assert "\n" not in str(caught.value)
