@@ -37,11 +37,19 @@ def split_arguments(arguments: list[str], is_key: Callable[[str], bool]) -> tupl
             raise ConfigError(f"{key} {after[0]}: no spaces around the =; write {key}={after[0][1:] or after[1] or 'VALUE'}")
         if is_key(key) and (not equals or (not value and bare)):
             raise ConfigError(f"{word} {bare}".rstrip() + f": a setting is one word; write {key}={bare or 'VALUE'}")
-        if value[:1] in CLOSING and value.count(value[0]) > value.count(CLOSING[value[0]]):
+        if value[:1] in CLOSING and value.count(value[0]) > value.count(CLOSING[value[0]]) and not _is_yaml(value):
             rest = " ".join(arguments[n:])
             whole = rest[: (rest + CLOSING[value[0]]).index(CLOSING[value[0]]) + 1]
             raise ConfigError(f"{word}: a bracket is not closed; the shell cuts at spaces, so put the setting in quotes: '{whole}'")
     return [a for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
+
+
+def _is_yaml(text: str) -> bool:
+    try:
+        yaml.safe_load(text)
+    except yaml.YAMLError:
+        return False
+    return True
 
 
 def read_override(override: str) -> DictConfig:
