@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -79,13 +80,19 @@ class Manifest:
         """The ids that end a trained answer by the chat template, which need not be the tokenizer's EOS. None are known of older data sets."""
         return tuple(self.lineage.get("answer_ends", ()))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Names the data set: changes with any byte of a block, the tokenizer or the layout."""
         return xxhash.xxh3_128(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False)
+        values = {**plain(self), "splits": {split: [plain(f) for f in files] for split, files in self.splits.items()}}
+        return json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)
+
+
+def plain(entry: BlockFile | Manifest) -> dict[str, Any]:
+    """The fields as they are; dataclasses.asdict would copy each number of half a million row groups."""
+    return {f.name: getattr(entry, f.name) for f in fields(entry)}
 
 
 def block_schema(seq_len: int) -> pa.Schema:

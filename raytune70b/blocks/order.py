@@ -6,6 +6,8 @@ takes the positions [s * G, (s + 1) * G) of its epoch, G the global batch size; 
 left, so each block is trained exactly once an epoch. The price: blocks further apart than a window never swap places
 inside it, which a shuffle of the whole epoch would allow at one random read a block.
 
+What concerns a whole epoch (`Epoch`) is made once an epoch; a step costs what its blocks cost, whatever the data set holds.
+
 The shuffles sort by splitmix64 (Steele, Lea, Flood 2014) of seed, epoch and number instead of calling a random
 generator, whose streams NumPy does not promise to keep between versions (NEP 19).
 """
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Ids = NDArray[np.int64]
 
@@ -36,14 +38,24 @@ def shuffled(ids: Ids, *keys: int) -> Ids:
     state = np.zeros(1, dtype=np.uint64)
     for key in keys:
         state = splitmix64(state ^ np.uint64(key))
-    return ids[np.lexsort((ids, splitmix64(ids.astype(np.uint64) ^ state)))]
+    return ids[np.argsort(splitmix64(ids.astype(np.uint64) ^ state))]  # splitmix64 maps no two numbers to one, so there are no ties
 
 
 @dataclass(frozen=True)
-class Order:
-    """The order of one training set. `row_groups` holds the rows of every row group in file order."""
+class Epoch:
+    """Where the windows of an epoch lie: made once an epoch, in the time of one sort of the row groups."""
 
-    row_groups: tuple[int, ...]
+    groups: Ids
+    """The row groups in the order of this epoch."""
+    starts: Ids
+    """The first position of each window, and the number of blocks at the end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The order of one training set. `row_groups` holds the rows of every row group in file order (any sequence; kept as int64)."""
+
+    row_groups: Ids
     seed: int
     window: int
     """Row groups in a window."""
@@ -51,46 +63,52 @@ class Order:
     only: tuple[int, ...] | None = None
     """Numbers of the row groups to train on (`subset`); None: all."""
 
-    @property
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "row_groups", np.asarray(self.row_groups, np.int64))
+
+    @cached_property
     def chosen(self) -> Ids:
         """The numbers of the row groups that are trained on, ascending."""
         return np.arange(len(self.row_groups), dtype=np.int64) if self.only is None else np.array(self.only, dtype=np.int64)
 
-    @property
+    @cached_property
     def blocks(self) -> int:
-        return sum(self.row_groups[g] for g in self.chosen)
+        return int(self.row_groups[self.chosen].sum())
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         return -(-self.blocks // self.global_batch_size)
 
     @cached_property
+    def window_steps(self) -> int:
+        """Whole steps in the largest window, at least 1."""
+        return max(1, self.window * int(self.row_groups.max(initial=1)) // self.global_batch_size)
+
+    @cached_property
     def first_ids(self) -> Ids:
         """The id of each row group's first block, and the number of blocks at the end."""
-        return np.concatenate(([0], np.cumsum(self.row_groups, dtype=np.int64)))
+        return starts_of(self.row_groups)
 
-    def windows(self, epoch: int) -> list[Ids]:
-        """The row groups of each window of an epoch."""
-        groups = shuffled(self.chosen, self.seed, epoch)
-        return [groups[n : n + self.window] for n in range(0, len(groups), self.window)]
+    @cached_property
+    def _epochs(self) -> dict[int, Epoch]:
+        return {}
 
-    def window_ids(self, epoch: int, groups: Ids) -> Ids:
+    def epoch(self, number: int) -> Epoch:
+        """The windows of an epoch; those of the newest two are kept, also when the order is pickled."""
+        found = self._epochs.get(number)
+        if found is None:
+            groups = shuffled(self.chosen, self.seed, number)
+            ends = starts_of(self.row_groups[groups])
+            found = self._epochs[number] = Epoch(groups, np.append(ends[:-1 : self.window], ends[-1]))
+            for old in [*self._epochs][:-2]:
+                self._epochs.pop(old, None)
+        return found
+
+    def window_ids(self, epoch: int, number: int) -> Ids:
         """The block ids of a window in training order."""
-        ids = np.concatenate([np.arange(self.first_ids[g], self.first_ids[g + 1], dtype=np.int64) for g in groups])
+        groups = self.epoch(epoch).groups[number * self.window : (number + 1) * self.window]
+        ids = np.concatenate([np.arange(self.first_ids[g], self.first_ids[g + 1]) for g in groups])
         return shuffled(ids, self.seed, epoch, 1)
-
-    def window_starts(self, epoch: int) -> Ids:
-        """The first position of each window of an epoch, and the number of blocks at the end."""
-        sizes = np.diff(self.first_ids)
-        return np.concatenate(([0], np.cumsum([sizes[groups].sum() for groups in self.windows(epoch)], dtype=np.int64)))
-
-    def ids(self, epoch: int, start: int, stop: int) -> Ids:
-        """The block ids at positions [start, stop) of an epoch; only the windows concerned are shuffled."""
-        starts, windows = self.window_starts(epoch), self.windows(epoch)
-        first = int(np.searchsorted(starts, start, side="right")) - 1
-        last = int(np.searchsorted(starts, stop, side="left"))
-        ids = [self.window_ids(epoch, windows[w]) for w in range(first, last)]
-        return np.concatenate(ids)[start - starts[first] : stop - starts[first]] if ids else np.empty(0, np.int64)
 
     def step_positions(self, step: int) -> tuple[int, int, int]:
         """(epoch, first position, end position) of the optimizer step with this number, counted from 0."""
@@ -99,20 +117,25 @@ class Order:
         return epoch, start, min(start + self.global_batch_size, self.blocks)
 
     def step_ids(self, start: int, stop: int) -> Iterator[tuple[int, Ids]]:
-        """(step, block ids) of the optimizer steps [start, stop), each window shuffled once."""
-        step = start
-        while step < stop:
-            epoch, first, _ = self.step_positions(step)
-            starts = self.window_starts(epoch)
-            until = int(starts[np.searchsorted(starts, first, side="right")])  # the end of this step's window
-            same = step + 1
-            while same < stop and self.step_positions(same)[0] == epoch and self.step_positions(same)[1] < until:
-                same += 1
-            ids = self.ids(epoch, first, self.step_positions(same - 1)[2])
-            for s in range(step, same):
-                _, begin, end = self.step_positions(s)
-                yield s, ids[begin - first : end - first]
-            step = same
+        """(step, block ids) of the optimizer steps [start, stop); each window is shuffled once, and none that no step touches."""
+        while start < stop:
+            epoch, position, _ = self.step_positions(start)
+            starts, end = self.epoch(epoch).starts, min(stop, (epoch + 1) * self.steps_per_epoch)
+            window = int(np.searchsorted(starts, position, side="right")) - 1
+            ready = self.window_ids(epoch, window)[position - starts[window] :]
+            for step in range(start, end):
+                _, position, until = self.step_positions(step)
+                while starts[window + 1] < until:
+                    window += 1
+                    ready = np.concatenate((ready, self.window_ids(epoch, window)))
+                yield step, ready[: until - position]
+                ready = ready[until - position :]
+            start = end
+
+
+def starts_of(sizes: Ids) -> Ids:
+    """Where each of these stretches begins when they are laid end to end, and the end of the last."""
+    return np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
 
 
 def rounds(global_batch_size: int, micro_batch_size: int, world_size: int) -> int:
@@ -130,9 +153,10 @@ def share(ids: Ids, rank: int, world_size: int, micro_batch_size: int, rounds: i
     return own
 
 
-def subset(row_groups: tuple[int, ...], fraction: float, seed: int) -> tuple[int, ...]:
+def subset(row_groups: ArrayLike, fraction: float, seed: int) -> tuple[int, ...]:
     """Numbers of whole row groups, drawn by `seed`, that together hold at least this fraction of the blocks, as few as that takes."""
-    drawn = shuffled(np.arange(len(row_groups), dtype=np.int64), seed, 2)
-    held = np.cumsum([row_groups[g] for g in drawn])
+    sizes = np.asarray(row_groups, np.int64)
+    drawn = shuffled(np.arange(len(sizes), dtype=np.int64), seed, 2)
+    held = np.cumsum(sizes[drawn])
     enough = int(np.searchsorted(held, fraction * held[-1] - 1e-9)) + 1
-    return tuple(sorted(int(g) for g in drawn[:enough]))
+    return tuple(np.sort(drawn[:enough]).tolist())

@@ -7,16 +7,17 @@ and no documented promise: the worker compares the ids of every step with the or
 A block holds a worker's rows of some steps, about `BLOCK_BYTES`, because Ray spends milliseconds on a block whatever its
 size. A read task goes along its steps about a window of blocks at a time, and reads each row group concerned once; a window
 that two such stretches touch is read twice. Ray makes all read tasks before the first step, so there are no more than
-`READ_TASKS` of them, however long the run: half a million steps with a task for every two did not start within minutes.
+`READ_TASKS` of them, however long the run, and each is a range of steps: what they share, manifest and order, is put into
+the object store once. So a run of 30 million blocks starts, and starts again after a fault, like one of 300,000.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
-from typing import Any, TypeVar
+from functools import cached_property, lru_cache, partial
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,15 +26,18 @@ from numpy.typing import NDArray
 
 from raytune70b.blocks.batch import Arrays, decode, fillers
 from raytune70b.blocks.manifest import DataError, Manifest
-from raytune70b.blocks.order import Ids, Order, rounds, share
+from raytune70b.blocks.order import Ids, Order, rounds, share, starts_of
 from raytune70b.storage import Folder, retried
+
+if TYPE_CHECKING:
+    from ray.data import ReadTask
 
 T = TypeVar("T")
 ARRAYS = ("input_ids", "labels", "position_ids")
 BLOCK_BYTES = 4 << 20
 TASK_BYTES = 64 << 20
 """A read task delivers about so much or more, from at most 16 windows: tasks of one block each halve the speed."""
-READ_TASKS = 1000
+READ_TASKS = 256
 READERS = 4
 """Read tasks at a time: the first in order feeds the workers, by some 40 M tokens/s, and the others fill their buffers meanwhile."""
 NO_STEP = -1
@@ -52,41 +56,54 @@ class Reader:
     manifest: Manifest
     split: str
 
+    @cached_property
+    def _first_ids(self) -> Ids:
+        """The id of each row group's first block, and the number of blocks at the end."""
+        return starts_of(row_groups(self.manifest, self.split))
+
+    @cached_property
+    def _first_groups(self) -> Ids:
+        """The number of each file's first row group, and the number of row groups at the end."""
+        return starts_of(np.array([len(f.row_groups) for f in self.manifest.splits[self.split]], np.int64))
+
     def rows(self, ids: Ids) -> Arrays:
         """The arrays of these blocks, in this order. Each row group concerned is read once."""
-        firsts, places = self._layout()
-        group_of = np.searchsorted(firsts, ids, side="right") - 1
+        group_of = np.searchsorted(self._first_ids, ids, side="right") - 1
         arrays = {name: np.empty((len(ids), self.manifest.seq_len), np.int32) for name in ARRAYS}
         for group in np.unique(group_of):
             here = np.flatnonzero(group_of == group)
-            table = self._row_group(*places[group]).take(pa.array(ids[here] - firsts[group]))
+            table = self._row_group(int(group)).take(pa.array(ids[here] - self._first_ids[group]))
             if not np.array_equal(table.column("block_id").to_numpy(), ids[here]):
-                raise DataError(f"{self.folder.uri}/{places[group][0]}: row group {group} holds other blocks than the manifest says; run jobs/prepare.py again")
+                raise DataError(f"{self._place(int(group))} holds other blocks than the manifest says; run jobs/prepare.py again")
             for name, values in decode(table, self.manifest.seq_len).items():
                 arrays[name][here] = values
         return arrays
 
-    def _layout(self) -> tuple[Ids, list[tuple[str, int]]]:
-        """First block id and (file, row group inside it) of every row group."""
-        files = self.manifest.splits[self.split]
-        sizes = [rows for f in files for rows in f.row_groups]
-        places = [(f.name, g) for f in files for g in range(len(f.row_groups))]
-        return np.concatenate(([0], np.cumsum(sizes[:-1], dtype=np.int64))), places
+    def _file(self, group: int) -> tuple[str, int]:
+        """The file that holds a row group of the split, and the row group's number inside it."""
+        file = int(np.searchsorted(self._first_groups, group, side="right")) - 1
+        return self.manifest.splits[self.split][file].name, group - int(self._first_groups[file])
 
-    def _row_group(self, name: str, group: int) -> pa.Table:
+    def _place(self, group: int) -> str:
+        name, inside = self._file(group)
+        return f"{self.folder.uri}/{name}: row group {inside}"
+
+    def _row_group(self, group: int) -> pa.Table:
+        name, inside = self._file(group)
+
         def read() -> pa.Table:
             with self.folder.open(name) as source:
-                return pq.ParquetFile(source, page_checksum_verification=True).read_row_group(group)
+                return pq.ParquetFile(source, page_checksum_verification=True).read_row_group(inside)
 
         try:
             return retried(read)
         except OSError as error:
-            raise DataError(f"{self.folder.uri}/{name}: row group {group} cannot be read ({error}); run jobs/prepare.py again") from error
+            raise DataError(f"{self._place(group)} cannot be read ({error}); run jobs/prepare.py again") from error
 
 
-def row_groups(manifest: Manifest, split: str) -> tuple[int, ...]:
+def row_groups(manifest: Manifest, split: str) -> Ids:
     """Rows of every row group of a split, in file order."""
-    return tuple(rows for f in manifest.splits[split] for rows in f.row_groups)
+    return np.fromiter(chain.from_iterable(f.row_groups for f in manifest.splits[split]), np.int64)
 
 
 @dataclass(frozen=True)
@@ -108,14 +125,11 @@ class Feed:
     def steps_per_block(self, world_size: int) -> int:
         """Steps whose rows one worker receives at once: about BLOCK_BYTES, and no more than a window's."""
         fitting = BLOCK_BYTES // (self.share_rows(world_size) * self.row_bytes())
-        return max(1, min(fitting, self._window_steps()))
+        return max(1, min(fitting, self.order.window_steps))
 
     def block_bytes(self, world_size: int) -> int:
         """Bytes of every block."""
         return self.steps_per_block(world_size) * self.share_rows(world_size) * self.row_bytes()
-
-    def _window_steps(self) -> int:
-        return max(1, self.order.window * max(self.order.row_groups, default=1) // self.order.global_batch_size)
 
     def block(self, steps: list[tuple[int, Ids]], first: int, rank: int, world_size: int, rows: Arrays) -> pa.Table:
         """A worker's rows of some steps, whose global batches lie in `rows` from `first` on; columns step, block_id and the arrays."""
@@ -156,7 +170,7 @@ class Feed:
     def _steps_at_once(self, world_size: int) -> int:
         """Steps whose rows are read together: about a window, in whole blocks."""
         of_block = self.steps_per_block(world_size)
-        return self._window_steps() // of_block * of_block
+        return self.order.window_steps // of_block * of_block
 
     def tasks(self, first_step: int, world_size: int) -> list[tuple[int, int]]:
         """Ranges of steps, one a read task; whole blocks, but for the last one's end."""
@@ -173,25 +187,48 @@ def batched(items: list[T], size: int) -> Iterator[list[T]]:
         yield items[start : start + size]
 
 
+def read_tasks(shared: Any, feed: Feed, first_step: int, world_size: int) -> list[ReadTask]:
+    """Ray Data's read tasks for the remaining steps. `shared` is the feed in the object store: a task carries where it lies and a range of steps."""
+    from ray.data import ReadTask
+    from ray.data.block import BlockMetadata
+
+    of_block, rows_of_step, row_bytes = feed.steps_per_block(world_size), feed.share_rows(world_size) * world_size, feed.row_bytes()
+
+    def metadata(steps: int) -> BlockMetadata:
+        rows = -(-steps // of_block) * of_block * rows_of_step
+        return BlockMetadata(num_rows=rows, size_bytes=rows * row_bytes, input_files=None, exec_stats=None)
+
+    return [ReadTask(partial(read_shared, shared, start, stop, world_size), metadata(stop - start)) for start, stop in feed.tasks(first_step, world_size)]
+
+
+def read_shared(shared: Any, start: int, stop: int, world_size: int) -> Iterator[pa.Table]:
+    """What a read task runs."""
+    yield from fetched(shared).read(start, stop, world_size)
+
+
+@lru_cache(maxsize=1)
+def fetched(shared: Any) -> Feed:
+    """The feed out of the object store, once a process: its arrays are not copied, and it keeps what it computes for the next task."""
+    import ray
+
+    return ray.get(shared)
+
+
 def dataset(feed: Feed, first_step: int, world_size: int) -> Any:
     """The Ray Dataset of the remaining steps for this number of workers; split it with `split`."""
     import ray.data
-    from ray.data import Datasource, ReadTask
-    from ray.data.block import BlockMetadata
+    from ray.data import Datasource
 
     class TokenBlocks(Datasource):
         def get_read_tasks(self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None) -> list[ReadTask]:
-            return [ReadTask(partial(feed.read, start, stop, world_size), of(stop - start)) for start, stop in tasks]
+            return tasks
 
         def estimate_inmemory_data_size(self) -> int:
-            return rows_of_step * feed.row_bytes() * (feed.total_steps - first_step)
+            return size
 
-    tasks, rows_of_step = feed.tasks(first_step, world_size), feed.share_rows(world_size) * world_size
-
-    def of(steps: int) -> BlockMetadata:
-        rows = -(-steps // feed.steps_per_block(world_size)) * feed.steps_per_block(world_size) * rows_of_step
-        return BlockMetadata(num_rows=rows, size_bytes=rows * feed.row_bytes(), input_files=None, exec_stats=None)
-
+    feed.order.epoch(feed.order.step_positions(first_step)[0])  # so that no task has to sort the row groups
+    tasks = read_tasks(ray.put(feed), feed, first_step, world_size)
+    size = sum(t.metadata.size_bytes or 0 for t in tasks)
     context = ray.data.DataContext.get_current()
     context.target_max_block_size = max(1, int(0.9 * feed.block_bytes(world_size)))
     context.execution_options.preserve_order = True
