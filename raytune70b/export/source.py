@@ -13,7 +13,16 @@ from raytune70b.model.fingerprint import base_fingerprint
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 from raytune70b.tracking.journal import Record, lineage, read_journal
-from raytune70b.training.checkpoint import CheckpointError, Cursor, folder_name, read_cursor, scores, whole_checkpoints, wrong_checksum
+from raytune70b.training.checkpoint import (
+    CheckpointError,
+    Cursor,
+    folder_name,
+    is_whole,
+    read_cursor,
+    scores,
+    whole_checkpoints,
+    wrong_checksum,
+)
 from raytune70b.training.checkpoint import read_manifest as read_checkpoint
 
 
@@ -76,10 +85,11 @@ def choose_checkpoint(run: Folder, which: int | str) -> Folder:
         return checkpoints / folder_name(steps[-1])
     if which == "best":
         losses = scores(whole)
-        if not losses:
+        best = next((s for s in sorted(losses, key=lambda s: (losses[s], -s)) if is_whole(checkpoints, s)), None)
+        if best is None:
             raise UserError(f"export.checkpoint: is best, but no checkpoint of {run.uri} has a validation loss; use newest, or one of {steps}")
-        return checkpoints / folder_name(min(losses, key=lambda s: (losses[s], -s)))
-    if which not in steps:
+        return checkpoints / folder_name(best)
+    if which not in steps or not is_whole(checkpoints, int(which)):
         raise UserError(f"export.checkpoint: {run.uri} has no whole checkpoint of step {which}; it has {steps}")
     return checkpoints / folder_name(int(which))
 

@@ -12,10 +12,14 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import xxhash
+
 from raytune70b.config import UserError
 from raytune70b.storage import Folder
 
 MANIFEST, CURSOR, BAD = "manifest.json", "cursor.json", "bad.json"
+FALLBACKS = 2
+"""The newest checkpoints, which retention opens each time: one of them that was damaged since must not take the place of a whole one."""
 
 
 class CheckpointError(UserError):
@@ -46,6 +50,8 @@ class Cursor:
     fingerprint: dict[str, Any] = field(default_factory=dict)
     """The settings that must not change when the run is resumed."""
     mlflow_run_id: str | None = None
+    kept: list[tuple[int, float | None]] = field(default_factory=list)
+    """The whole checkpoints that stay beside this one, as (step, validation loss): who looks for them later need not open each."""
 
 
 def folder_name(step: int) -> str:
@@ -60,16 +66,16 @@ def saved_steps(checkpoints: Folder) -> list[int]:
 
 def read_manifest(folder: Folder) -> dict[str, Any]:
     """A checkpoint's manifest. Raises CheckpointError where it is missing, damaged, set aside or its files' sizes differ."""
-    if folder.size(BAD) is not None:
+    sizes = dict(folder.files())
+    if BAD in sizes:
         raise CheckpointError(f"{folder.uri}: set aside: {json.loads(folder.read(BAD))['reason']}")
-    if folder.size(MANIFEST) is None:
+    if MANIFEST not in sizes:
         raise CheckpointError(f"{folder.uri}: it was never published ({MANIFEST} is missing)")
     try:
         manifest = json.loads(folder.read(MANIFEST))
         files = {name: (int(size), str(digest)) for name, (size, digest) in manifest["files"].items()}
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder.uri}/{MANIFEST}: damaged ({error})") from error
-    sizes = dict(folder.files())
     for name, (size, _) in files.items():
         if sizes.get(name) != size:
             raise CheckpointError(f"{folder.uri}/{name}: {'missing' if name not in sizes else f'{sizes[name]} bytes'}, the manifest says {size}")
@@ -86,7 +92,12 @@ def wrong_checksum(folder: Folder, names: list[str], files: dict[str, tuple[int,
 
 
 def read_cursor(folder: Folder) -> Cursor:
-    return Cursor(**json.loads(folder.read(CURSOR)))
+    return parse_cursor(folder.read(CURSOR))
+
+
+def parse_cursor(content: bytes) -> Cursor:
+    values = json.loads(content)
+    return Cursor(**{**values, "kept": [(step, loss) for step, loss in values.get("kept", ())]})
 
 
 def whole_cursor(folder: Folder) -> Cursor:
@@ -95,16 +106,30 @@ def whole_cursor(folder: Folder) -> Cursor:
         files = read_manifest(folder)["files"]
         if CURSOR not in files:
             raise CheckpointError(f"{folder.uri}/{MANIFEST}: damaged ({CURSOR} is missing)")
-        if wrong := wrong_checksum(folder, [CURSOR], files):
-            raise CheckpointError(wrong)
-        return read_cursor(folder)
+        content = folder.read(CURSOR)
     except FileNotFoundError as error:  # a run that goes on has just removed it
         raise CheckpointError(f"{folder.uri}: is gone ({error})") from error
+    digest = xxhash.xxh3_128_hexdigest(content)
+    if digest != files[CURSOR][1]:
+        raise CheckpointError(f"{folder.uri}/{CURSOR}: checksum {digest}, the manifest says {files[CURSOR][1]}")
+    return parse_cursor(content)
+
+
+def is_whole(checkpoints: Folder, step: int) -> bool:
+    try:
+        whole_cursor(checkpoints / folder_name(step))
+    except CheckpointError:
+        return False
+    return True
 
 
 def newest(checkpoints: Folder) -> Cursor | None:
     """The cursor of the newest whole checkpoint (the shards' sizes are compared, their checksums are not)."""
-    for step in reversed(saved_steps(checkpoints)):
+    return _newest(checkpoints, saved_steps(checkpoints))
+
+
+def _newest(checkpoints: Folder, steps: list[int]) -> Cursor | None:
+    for step in reversed(steps):
         try:
             return whole_cursor(checkpoints / folder_name(step))
         except CheckpointError:
@@ -112,20 +137,36 @@ def newest(checkpoints: Folder) -> Cursor | None:
     return None
 
 
-def whole_checkpoints(checkpoints: Folder) -> dict[int, Cursor]:
-    """Step -> cursor of every whole checkpoint, sorted by number."""
-    whole = {}
-    for step in saved_steps(checkpoints):
+Losses = dict[int, float | None]
+"""Step -> validation loss of whole checkpoints, None where it was not measured; sorted by number."""
+
+
+def whole_checkpoints(checkpoints: Folder) -> Losses:
+    """Every whole checkpoint. Those that the newest one names are taken at its word as long as they are there: check one before it is used."""
+    steps = saved_steps(checkpoints)
+    cursor = _newest(checkpoints, steps)
+    return looked_up(checkpoints, steps, known(cursor)) if cursor else {}
+
+
+def known(cursor: Cursor) -> Losses:
+    """What a published checkpoint says of itself and those beside it."""
+    return {**dict(cursor.kept), cursor.step: cursor.validation_loss}
+
+
+def looked_up(checkpoints: Folder, steps: list[int], known: Losses) -> Losses:
+    """The whole ones of these steps; those that are not known are opened."""
+    whole: Losses = {}
+    for step in steps:
         try:
-            whole[step] = whole_cursor(checkpoints / folder_name(step))
+            whole[step] = known[step] if step in known else whole_cursor(checkpoints / folder_name(step)).validation_loss
         except CheckpointError:
             continue
     return whole
 
 
-def scores(whole: dict[int, Cursor]) -> dict[int, float]:
-    """Step -> validation loss of the checkpoints that have one; one that is no number is none."""
-    return {step: c.validation_loss for step, c in whole.items() if c.validation_loss is not None and math.isfinite(c.validation_loss)}
+def scores(whole: Losses) -> dict[int, float]:
+    """The checkpoints that have a validation loss; one that is no number is none."""
+    return {step: loss for step, loss in whole.items() if loss is not None and math.isfinite(loss)}
 
 
 def set_aside(folder: Folder, reason: str) -> None:
@@ -144,19 +185,21 @@ def superfluous(whole: list[int], losses: dict[int, float], keep_last: int, keep
     return [s for s in sorted(whole) if s not in keep]
 
 
-def prune(checkpoints: Folder, keep_last: int, keep_best: int, keep_every: int) -> list[int]:
-    """Deletes superfluous and unpublished checkpoints older than the newest whole one; returns their steps.
+def prune(checkpoints: Folder, known: Losses, keep_last: int, keep_best: int, keep_every: int) -> Losses:
+    """Deletes superfluous and unpublished checkpoints older than the newest whole one; returns the whole ones that are left.
 
-    Call it after a commit only. A manifest is deleted first, so that a half-deleted folder does not exist.
+    Call it after a commit only. One listing, and some calls for each of the newest, of those that are not known, and of those that go.
+    A manifest is deleted first, so that a half-deleted folder does not exist.
     """
-    found = whole_checkpoints(checkpoints)
-    if not found:
-        return []
-    whole = list(found)
-    unpublished = [s for s in saved_steps(checkpoints) if s not in found and s < whole[-1]]
-    gone = sorted(superfluous(whole, scores(found), keep_last, keep_best, keep_every) + unpublished)
-    for step in gone:
+    steps = saved_steps(checkpoints)
+    opened = [s for s in steps if s in known][-FALLBACKS:]
+    whole = looked_up(checkpoints, steps, {s: loss for s, loss in known.items() if s not in opened})
+    if not whole:
+        return {}
+    unpublished = [s for s in steps if s not in whole and s < max(whole)]
+    gone = {*superfluous([*whole], scores(whole), keep_last, keep_best, keep_every), *unpublished}
+    for step in sorted(gone):
         folder = checkpoints / folder_name(step)
         folder.delete(MANIFEST)
         folder.delete()
-    return gone
+    return {step: loss for step, loss in whole.items() if step not in gone}

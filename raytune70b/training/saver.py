@@ -30,13 +30,17 @@ from raytune70b.training.checkpoint import (
     MANIFEST,
     CheckpointError,
     Cursor,
+    Losses,
     cursor_bytes,
     folder_name,
+    known,
     prune,
     read_cursor,
     read_manifest,
     saved_steps,
+    scores,
     set_aside,
+    superfluous,
     wrong_checksum,
 )
 from raytune70b.training.shards import ShardReader, ShardWriter
@@ -70,6 +74,8 @@ class Saver:
         self._host = HostCopy("cuda" if torch.cuda.is_available() else "cpu")
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
+        self._whole: Losses = {}
+        """Rank 0: the checkpoints there are."""
 
     def start(self, state: State, cursor: Cursor, entries: list[Entry]) -> None:
         """Copies the state to host memory and begins to write it; all ranks call it at the same step.
@@ -159,6 +165,7 @@ class Saver:
         def publish() -> None:
             if entries:
                 cursor.ledger = write_segment(self._run / "ledger", entries, parent)  # a second try must not follow the first one's segment
+            cursor.kept = self._stay(cursor)
             folder.write(CURSOR, cursor_bytes(cursor))
             check_all_there(folder, sums)
             files = {**sums, CURSOR: (folder.size(CURSOR), folder.checksum(CURSOR))}
@@ -169,10 +176,17 @@ class Saver:
         except BaseException:
             cursor.ledger = parent
             raise
+        self._whole[cursor.step] = cursor.validation_loss
         try:
-            prune(self._checkpoints, self._settings.keep_last, self._settings.keep_best, self._settings.keep_every)
+            self._whole = prune(self._checkpoints, self._whole, self._settings.keep_last, self._settings.keep_best, self._settings.keep_every)
         except Exception as error:  # this one is published, whatever an old one holds
             self._warn(f"old checkpoints could not be removed: {_root_cause(error)}")
+
+    def _stay(self, cursor: Cursor) -> list[tuple[int, float | None]]:
+        """The known checkpoints that retention leaves beside a new one; what goes is not named, for it may be gone in part."""
+        whole, settings = self._whole | {cursor.step: cursor.validation_loss}, self._settings
+        gone = superfluous([*whole], scores(whole), settings.keep_last, settings.keep_best, settings.keep_every)
+        return [(step, loss) for step, loss in sorted(whole.items()) if step not in {*gone, cursor.step}]
 
     def _on_rank_0(self, action: Callable[[], Any]) -> None:
         """Runs `action` on rank 0; an error there is raised on every rank."""
@@ -196,7 +210,9 @@ class Saver:
             folder = self._checkpoints / folder_name(step)
             reason = self._refuse(folder)
             if reason is None:
-                return self._retried(lambda folder=folder: read_cursor(folder))  # type: ignore[misc]
+                cursor = self._retried(lambda folder=folder: read_cursor(folder))  # type: ignore[misc]
+                self._whole = known(cursor)
+                return cursor
             if self._rank == 0:
                 self._warn(f"checkpoint of step {step} is not used: {reason}")
         return None

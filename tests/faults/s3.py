@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from moto.server import ThreadedMotoServer
 
@@ -56,6 +56,34 @@ class Door(threading.Thread):
                 connection.shutdown(socket.SHUT_RDWR)
         time.sleep(seconds)
         self._open.set()
+
+
+class _Requests(logging.Handler):
+    """Notes the lines that the server writes of its requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def counted(action: Callable[[], object]) -> int:
+    """The requests that reach the server while `action` runs."""
+    log, handler = logging.getLogger("werkzeug"), _Requests()
+    before, log.propagate = (log.level, log.propagate), False
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        action()
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+    if not handler.lines:
+        raise AssertionError("no request was seen")
+    return len(handler.lines)
 
 
 @contextlib.contextmanager
