@@ -3,7 +3,7 @@ PYTHON ?= python3
 EXTRAS ?= dev,qlora,deepspeed,wandb
 BIN := .venv/bin
 
-.PHONY: finetune test test-slow check lock clean
+.PHONY: finetune test test-slow test-size check lock clean
 
 finetune: .venv/installed
 	$(BIN)/python jobs/finetune.py conf/finetune.yaml
@@ -13,6 +13,9 @@ test: .venv/installed check
 
 test-slow: .venv/installed ## the rows that take minutes of a real cluster each
 	$(BIN)/python -m pytest -m slow
+
+test-size: .venv/installed ## the size this is made for, on CPUs and without a cluster, under ten minutes: limits in counts
+	$(BIN)/python -m pytest -m size -n 2
 
 check: .venv/installed
 	$(BIN)/ruff check .
