@@ -34,6 +34,7 @@ from data_pipelines.tokens import TokenizerError, answer_ends, check_place, load
 from data_pipelines.work import Result, Unit, code_version, connect, digest_of, run_stage
 from raytune70b.blocks.manifest import MANIFEST, SPLITS, BlockFile, Manifest
 from raytune70b.config import ConfigError, UserError
+from raytune70b.places import check_places
 from raytune70b.schema import Config
 from raytune70b.storage import Folder
 
@@ -55,6 +56,7 @@ def prepare(config: Config) -> Manifest:
     started = time.monotonic()
     target = Folder(config.data.path)
     check(config)
+    check_places(config, "data.path", target, mlflow=False)
     shards = plan(config, config.data.inputs)
     evaluation = plan(config, config.data.evaluation) if config.data.evaluation else []
     tokenizer = None if config.data.tokenizer == "train" else load_tokenizer(config.data.tokenizer)

@@ -7,7 +7,7 @@
 Without a folder it takes the run of run.path and run.name. Results, answers and an HTML page go to `evaluation/` in the run's
 or the model's folder and to MLflow; the same command again goes on where it stopped.
 
-exit codes: 0 evaluated; 1 failed; 2 wrong input or configuration.
+exit codes: 0 evaluated; 1 failed; 2 wrong input or configuration; 75 stopped by SIGTERM, run the same command again.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a c
 
 from raytune70b import cpus
 from raytune70b.config import main_with_clear_errors
+from raytune70b.places import check_places
 from raytune70b.runs import run_or_model_arguments
 from raytune70b.schema import Config
+from raytune70b.storage import Folder
 
 
 def main(config: Config) -> int:
+    given = config.evaluation.model
+    check_places(config, "evaluation.model" if given else "run.path", Folder(given or f"{config.run.path}/{config.run.name}") / "evaluation")
     from data_pipelines import held_out
     from data_pipelines.tokens import load_tokenizer
     from raytune70b.blocks.manifest import read_manifest
     from raytune70b.evaluation.job import HeldOut, evaluate, summary
     from raytune70b.evaluation.tracking import track
-    from raytune70b.storage import Folder
 
     def load(data: Folder, texts: int | None, conversations: int | None, longest_prompt: int) -> HeldOut:
         tokenizer, manifest = load_tokenizer(data / "tokenizer"), read_manifest(data)

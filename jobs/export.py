@@ -6,7 +6,7 @@
 RUN is a run folder (path or URI); without one, that of run.path and run.name. LoRA and QLoRA runs give the merged model and,
 in `adapter/`, the adapters alone. A failed check is an error and publishes nothing.
 
-exit codes: 0 exported and checked; 1 failed; 2 wrong input or configuration, or a check that failed.
+exit codes: 0 exported and checked; 1 failed; 2 wrong input or configuration, or a check that failed; 75 stopped by SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a c
 
 from raytune70b import cpus
 from raytune70b.config import main_with_clear_errors
+from raytune70b.places import check_places
 from raytune70b.runs import run_arguments
 from raytune70b.schema import Config
+from raytune70b.storage import Folder
 
 
 def main(config: Config) -> int:
+    target = Folder(config.export.path or f"{config.run.path}/{config.run.name}/export")
+    check_places(config, "export.path", Folder(target.uri.rsplit("/", 1)[0] or "/"), ray=False)  # the folder is made beside its place
     from raytune70b.export.job import export_run, summary
     from raytune70b.export.registry import register
 

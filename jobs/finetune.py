@@ -16,7 +16,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout or an uploaded copy, installed or not
 
 from raytune70b.config import main_with_clear_errors
+from raytune70b.places import check_places
 from raytune70b.schema import Config
+from raytune70b.storage import Folder
 
 SECTIONS = ("run", "data", "model", "train", "validation", "evaluation", "checkpoint", "cluster", "tracking", "budget", "hardware")
 
@@ -25,6 +27,7 @@ def main(config: Config) -> int:
     from data_pipelines.sample_corpus import prepare_where_missing
     from raytune70b.training.prepared import prepare_run
 
+    check_places(config, "run.path", Folder(config.run.path) / config.run.name)
     prepare_where_missing(config)
     prepared = prepare_run(config)
     questions = held_out_questions(config) if config.evaluation.every else None
@@ -38,7 +41,6 @@ def held_out_questions(config: Config) -> Callable[[Any, Any], dict[str, Any]]:
     from data_pipelines import held_out
     from data_pipelines.tokens import load_tokenizer
     from raytune70b.evaluation.beside import Questions, longest_prompt
-    from raytune70b.storage import Folder
 
     data = Folder(config.data.path)
     pairs, *_ = held_out.pairs(data, load_tokenizer(data / "tokenizer"), config.evaluation.every_conversations, longest_prompt(config))

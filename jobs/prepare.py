@@ -5,7 +5,7 @@
 
 Run again with the same inputs it compares the data set with its checksums, and mends what is damaged; killed, it goes on where it stopped.
 
-exit codes: 0 the data set is there; 1 failed; 2 wrong input or configuration.
+exit codes: 0 the data set is there; 1 failed; 2 wrong input or configuration; 75 stopped by SIGTERM, run the same command again.
 """
 
 from __future__ import annotations

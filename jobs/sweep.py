@@ -19,16 +19,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout or an uploaded copy, installed or not
 
 from raytune70b.config import main_with_clear_errors
+from raytune70b.places import check_places
 from raytune70b.schema import Config
+from raytune70b.storage import Folder
 
 SECTIONS = ("sweep", "run", "data", "model", "train", "validation", "checkpoint", "cluster", "tracking", "budget", "hardware")
 
 
 def main(config: Config) -> int:
     from data_pipelines.sample_corpus import prepare_where_missing
-    from raytune70b.cluster import use_token
 
-    use_token()
+    check_places(config, "run.path", Folder(config.run.path) / config.sweep.name)
     prepare_where_missing(config)
     from raytune70b.sweep.run import prepare_sweep, run
 

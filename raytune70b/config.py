@@ -294,11 +294,13 @@ def main_with_clear_errors(
         print(help_text(usage, sections))
         return 0
     try:
-        from raytune70b.cluster import use_token
+        from raytune70b.cluster import before_import
+        from raytune70b.signals import end_on_sigterm
 
         split_arguments(arguments, _known_setting)  # before a word that a space cut off is taken for a run folder
         config = compose(expand(arguments))
-        use_token()
+        before_import()
+        end_on_sigterm()
         return run(config) or 0
     except UserError as error:
         print(f"error: {masked(str(error))}", file=sys.stderr)

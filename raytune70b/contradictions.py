@@ -8,6 +8,8 @@ from raytune70b.schema import Config, Sweep
 
 Problem = tuple[str, str]
 """A dotted key and what is wrong with its value."""
+LONGEST_NAME = 200
+"""Bytes of a folder's name; file systems take 255, and temporary names beside it are longer."""
 
 
 def problems(config: Config) -> Iterator[Problem]:
@@ -28,6 +30,8 @@ def problems(config: Config) -> Iterator[Problem]:
         name = getattr(config, section).name
         if not name or "/" in name or name in (".", ".."):
             yield f"{section}.name", f"is {name!r}; it is the name of one folder under run.path ({config.run.path})"
+        if len(name.encode()) > LONGEST_NAME:
+            yield f"{section}.name", f"has {len(name.encode())} bytes; the most is {LONGEST_NAME}, since file systems take no longer names"
     workers = config.cluster.workers
     if len(workers) != 2 or not 1 <= workers[0] <= workers[1]:
         yield "cluster.workers", f"is {workers}; it takes [least, most] with 1 <= least <= most"
@@ -35,6 +39,8 @@ def problems(config: Config) -> Iterator[Problem]:
         yield "model.replicate", f"is {config.model.replicate}, which does not divide cluster.workers {workers}"
     if config.sweep.workers is not None and config.sweep.workers % config.model.replicate:
         yield "sweep.workers", f"is {config.sweep.workers}, which is no multiple of model.replicate ({config.model.replicate})"
+    if config.tracking.mlflow == "sqlite" and (odd := set("?#%") & set(config.run.path)):
+        yield "run.path", f"is {config.run.path}, but MLflow's database lies there, and its address cannot hold {min(odd)}; name the folder otherwise, or set tracking.mlflow"
     if config.tracking.mlflow == "sqlite" and "://" in config.run.path:
         yield "tracking.mlflow", f"is sqlite, a database in run.path, but run.path is {config.run.path}; give the URI of an MLflow server, or null for none"
     if config.tracking.tensorboard and "://" in config.run.path:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("arguments", "config", "contradictions", "errors", "schema", "secrets", "storage", "cluster", "cpus")
+LAYERS = ("arguments", "config", "contradictions", "errors", "schema", "secrets", "storage", "cluster", "cpus", "room", "places", "signals")
 ALLOWED = {
     "raytune70b.blocks": {"raytune70b.blocks"},
     "raytune70b.planning": {"raytune70b.planning"},
@@ -16,7 +16,7 @@ ALLOWED = {
     "data_pipelines": {"data_pipelines", "raytune70b.blocks"},
 }
 PURE = [
-    "raytune70b/contradictions.py", "raytune70b/blocks/order.py", "raytune70b/planning/memory.py", "raytune70b/planning/throughput.py",
+    "raytune70b/contradictions.py", "raytune70b/room.py", "raytune70b/blocks/order.py", "raytune70b/planning/memory.py", "raytune70b/planning/throughput.py",
     "raytune70b/planning/offload.py", "raytune70b/planning/host.py", "raytune70b/planning/cost.py", "raytune70b/training/schedule.py", "raytune70b/training/guards.py",
     "data_pipelines/packing.py",
 ]  # fmt: skip

@@ -39,7 +39,8 @@ TASK_BYTES = 64 << 20
 """A read task delivers about so much or more, from at most 16 windows: tasks of one block each halve the speed."""
 READ_TASKS = 256
 READERS = 4
-"""Read tasks at a time: the first in order feeds the workers, by some 40 M tokens/s, and the others fill their buffers meanwhile."""
+"""Read tasks at a time: the first in order feeds the workers, by some 40 M tokens/s, and the others fill their buffers meanwhile. They reserve
+no CPU, or workers that hold all of a cluster's CPUs would wait for them for ever; a small cluster gets one a CPU."""
 NO_STEP = -1
 """The step of rows that fill a run's last blocks, to make all blocks equal."""
 
@@ -233,7 +234,8 @@ def dataset(feed: Feed, first_step: int, world_size: int) -> Any:
     context.target_max_block_size = max(1, int(0.9 * feed.block_bytes(world_size)))
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
-    found = ray.data.read_datasource(TokenBlocks(), override_num_blocks=len(tasks), concurrency=READERS)
+    readers = max(1, min(READERS, int(ray.cluster_resources().get("CPU", 1))))
+    found = ray.data.read_datasource(TokenBlocks(), override_num_blocks=len(tasks), concurrency=readers, num_cpus=0)
     found.set_name("train")
     return found
 

@@ -51,6 +51,7 @@ def run_units(config: Config, folder: Path, tokenizer: Path, units: Sequence[Uni
     context.enable_progress_bars, context.print_on_execution_start = False, False
     gpus = config.evaluation.gpus_per_model if cluster.uses_gpu(config) else 0
     cpus, copies = config.cluster.cpus_per_worker, min(len(left), config.cluster.workers[1])
+    cluster.check_room(config, {"CPU": cpus, **({"GPU": float(gpus)} if gpus else {})}, 1)
     dataset = ray.data.from_items([{"unit": pickle.dumps(u)} for u in left], override_num_blocks=len(left))
     done = dataset.map_batches(
         Worker, batch_size=1, num_cpus=cpus, num_gpus=gpus, compute=ray.data.ActorPoolStrategy(min_size=1, max_size=copies), zero_copy_batch=True,

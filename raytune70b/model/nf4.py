@@ -9,7 +9,6 @@ bitsandbytes'. The backward pass unpacks again instead of keeping the unpacked w
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -71,7 +70,6 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantise(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """The weight [rows, in] in `dtype`."""
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it misses a kernel of the Hugging Face hub that nothing here calls
     import bitsandbytes  # noqa: F401 - registers the operator
 
     shape = (packed.shape[0], packed.shape[1] * 2)

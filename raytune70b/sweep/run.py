@@ -19,6 +19,7 @@ import ray
 from raytune70b import cluster
 from raytune70b.config import UserError
 from raytune70b.schema import Config
+from raytune70b.signals import RESUME_ME
 from raytune70b.storage import Folder
 from raytune70b.sweep import report
 from raytune70b.sweep.answer import ALL_DIVERGED, ALL_FAILED, FOUND, Answer, answer
@@ -45,7 +46,7 @@ from raytune70b.training.lease import Lease
 from raytune70b.training.prepared import Prepared, prepare_run
 
 EXIT = {FOUND: 0, ALL_FAILED: 1, ALL_DIVERGED: 3}
-LIMIT, GO_ON = 3, 75
+LIMIT, GO_ON = 3, RESUME_ME
 """Before there was an answer: a limit of the sweep's own is used up, so the same command could only say so again; stopped, so it continues."""
 SETTINGS = "settings.json"
 
@@ -68,6 +69,7 @@ def run(prepared: Prepared, arguments: Sequence[str] = ()) -> int:
         owner = not ray.is_initialized()
         cluster.start(prepared.config)
         try:
+            cluster.uses_gpu(prepared.config)  # it may wait, and here a signal still ends the job at once
             signal.signal(signal.SIGTERM, lambda *_: sweep.stop("SIGTERM"))
             return sweep.run()
         finally:

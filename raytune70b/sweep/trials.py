@@ -23,6 +23,8 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from raytune70b import cluster
 from raytune70b.config import UserError
+from raytune70b.room import fits, left
+from raytune70b.signals import RESUME_ME
 from raytune70b.storage import Folder
 from raytune70b.sweep.points import Point, Result, hopeless
 from raytune70b.sweep.setting import trial_config, trial_prepared
@@ -31,7 +33,7 @@ from raytune70b.tracking.cost import spent
 from raytune70b.tracking.journal import Record, lineage, next_launch, read_journal
 from raytune70b.tracking.watch import Watch
 from raytune70b.training.prepared import Prepared
-from raytune70b.training.trainer import RESUME_ME, Ending, fit, open_post, start_record
+from raytune70b.training.trainer import Ending, fit, open_post, start_record
 
 CLEANUP_S = 120
 """How long a stopped trial may take to give its workers back before Tune ends its actor."""
@@ -194,18 +196,12 @@ class Limit(tune.Stopper):
 def room(prepared: Prepared) -> int:
     """Trials that the running cluster has resources for at a time. Raises UserError where it has not enough for one."""
     config = trial_config(prepared, Point(1.0, prepared.config.train.global_batch_size, 0.0, 1, 0))
-    workers, cpus, gpu = config.cluster.workers[0], config.cluster.cpus_per_worker, cluster.uses_gpu(config)
-    slots = 0
-    for node in ray.nodes():
-        if node["Alive"]:
-            has = node["Resources"]
-            by_cpu = int((has.get("CPU", 0.0) + 1e-6) / cpus)
-            slots += min(by_cpu, int(has.get("GPU", 0))) if gpu else by_cpu
+    workers, worker = config.cluster.workers[0], cluster.of_worker(config, cluster.uses_gpu(config))
+    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    slots = fits(left(nodes, cluster.held_by_entrypoint()).values(), worker)
     if slots < workers:
         raise UserError(f"sweep.workers: a trial needs {workers} workers, the cluster has room for {slots}; use sweep.workers={max(1, slots)}, or a larger cluster")
-    total = ray.cluster_resources().get("CPU", 0.0)
-    reading = [n for n in range(1, slots // workers + 1) if n * workers * cpus + 1 <= total]  # one CPU reads the data
-    return min(config.sweep.max_concurrent or slots, max(reading, default=1))
+    return min(config.sweep.max_concurrent or slots, slots // workers)
 
 
 def run_stage(prepared: Prepared, folder: Folder, stage: Stage, known: dict[Point, Result], take: Any, over: Any) -> None:

@@ -23,7 +23,8 @@ from ray.train.v2._internal.execution.failure_handling import FailureDecision, F
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision, ResizeDecision
 from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import TrainAutoscalingCoordinatorClient
 
-from raytune70b.training.mailbox import HAND_OVER
+from raytune70b import room
+from raytune70b.training.mailbox import HAND_OVER, STOP
 from raytune70b.training.preemption import Preempted
 
 PROBE_S = 2.0
@@ -37,24 +38,29 @@ ASK_AGAIN_S = 300.0
 class ElasticTrainer(TorchTrainer):
     """A TorchTrainer whose controller decides as described above."""
 
-    def __init__(self, *args: Any, run: str, mailbox: Any, launch: int, hand_over_s: float, replicate: int, **kwargs: Any):
+    def __init__(self, *args: Any, run: str, mailbox: Any, launch: int, hand_over_s: float, replicate: int, held: dict[str, dict[str, float]], **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._run, self._mailbox, self._launch, self._hand_over_s, self._replicate = run, mailbox, launch, hand_over_s, replicate
+        self._mailbox, self._launch, self._policy = mailbox, launch, (run, mailbox, launch, hand_over_s, replicate, held)
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
-        kwargs["scaling_policy"] = LivingNodes(self.scaling_config, self._run, self._mailbox, self._launch, self._hand_over_s, self._replicate)
+        kwargs["scaling_policy"] = LivingNodes(self.scaling_config, *self._policy)
         kwargs["failure_policy"] = GivesUp(kwargs["failure_policy"], self._mailbox, self._launch)
         return super()._initialize_and_run_controller(**kwargs)  # type: ignore[misc]
 
 
 class LivingNodes(ElasticScalingPolicy):
-    """Elastic scaling on the machines that answer and stay. Lives in the controller."""
+    """Elastic scaling on the machines that answer and stay. Lives in the controller. held: what the job's own entrypoint holds, by node id."""
 
-    def __init__(self, scaling_config: Any, run: str, mailbox: Any, launch: int, hand_over_s: float, replicate: int):
+    def __init__(self, scaling_config: Any, run: str, mailbox: Any, launch: int, hand_over_s: float, replicate: int, held: dict[str, dict[str, float]]):
         super().__init__(scaling_config)
-        self._run, self._mailbox, self._launch, self._hand_over_s, self._replicate = run, mailbox, launch, hand_over_s, replicate
+        self._run, self._mailbox, self._launch, self._hand_over_s, self._replicate, self._held = run, mailbox, launch, hand_over_s, replicate, held
+        self._worker = scaling_config._resources_per_worker_not_none
         self._gone: list[str] = []
-        self._told = self._unanswered = False
+        self._told, self._unanswered = "", False
+        self._waits = 0
+        """Seconds that were waited for room."""
+        self._starts = 0
+        """Groups that were started since the last one that came up."""
         self._announced: ResizeDecision | None = None
         self._asked = self._wait_until = self._not_before = 0.0
 
@@ -78,28 +84,47 @@ class LivingNodes(ElasticScalingPolicy):
             self._unanswered = True
             return None
         self._unanswered = False
-        return {node: resources for node, resources in reserved.items() if node not in self._gone}
+        return self._unoccupied({node: resources for node, resources in reserved.items() if node not in self._gone})
+
+    def _unoccupied(self, nodes: dict[str, Any]) -> dict[str, Any]:
+        """Without what the job's entrypoint holds; after a group had no place, also without what other jobs hold, which Ray's reservation knows nothing of."""
+        if not self._starts:
+            return room.left(nodes, self._held)
+        free = ray._private.state.available_resources_per_node()
+        return {node: {name: min(amount, free.get(node, {}).get(name, 0.0)) for name, amount in has.items()} for node, has in nodes.items()}
 
     def _count_possible_workers(self, reserved: Any) -> int:
         """A multiple of `model.replicate`: another number of workers cannot be cut into copies."""
-        count = super()._count_possible_workers(reserved)
+        count = min(room.fits(reserved.values(), self._worker), self.scaling_config.max_workers)
         return count - count % self._replicate
 
     def make_decision_for_non_running_worker_group(self) -> Any:
         self._announced, self._not_before = None, 0.0
+        if ray.get(self._mailbox.command.remote()) == STOP:  # no group is there that could obey, and none has anything to save
+            self.before_controller_abort()
+            ray.actor.exit_actor()
         decision = super().make_decision_for_non_running_worker_group()
         if isinstance(decision, NoopDecision):
-            if not self._told:
-                least = self.scaling_config.min_workers
-                self._send("wait", reason=f"there is no room for {least} worker{'s' if least > 1 else ''} (cluster.workers)")
-            self._told = True
-            time.sleep(1)  # the control loop would ask again at once
+            self._wait()
         else:
-            self._told = False
+            self._told, self._waits = "", 0
         return decision
+
+    def _wait(self) -> None:
+        """Says what is waited for, once it is clear that it is: what the group before held is given back within a second or two."""
+        least = self.scaling_config.min_workers
+        nodes = self._unoccupied({node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in self._gone})
+        lacking = room.shortage(list(nodes.values()), next(iter(self._held.values()), {}), self._worker, least, self._starts > 0)
+        text = f"there is no room for {least} worker{'s' if least > 1 else ''} (cluster.workers): {lacking or 'Ray does not give the machines yet'}; waiting for machines"
+        self._waits += 1
+        if text != self._told and (self._waits == 3 or self._waits % 60 == 0):
+            self._send("wait", reason=text)
+            self._told = text
+        time.sleep(1)  # the control loop would ask again at once
 
     def make_decision_for_running_worker_group(self, worker_group_state: Any, worker_group_status: Any) -> Any:
         """Called at every poll. A resize is first announced, and decided when the workers have saved: their reports need the polls."""
+        self._starts = 0
         if self._announced is not None:
             return self._once_saved(worker_group_state.num_workers)
         decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
@@ -128,6 +153,7 @@ class LivingNodes(ElasticScalingPolicy):
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str] | None:
         """Keeps the group off machines that Ray still believes in."""
+        self._starts += 1
         return {"ray.io/node-id": f"!in({', '.join(self._gone)})"} if self._gone else None
 
     def _send(self, kind: str, **fields: Any) -> None:

@@ -27,6 +27,7 @@ from raytune70b import cluster
 from raytune70b.blocks.stream import Reader
 from raytune70b.config import UserError, to_dict
 from raytune70b.schema import Config
+from raytune70b.signals import RESUME_ME
 from raytune70b.storage import Folder
 from raytune70b.tracking.journal import next_launch, read_journal
 from raytune70b.tracking.watch import Watch
@@ -40,14 +41,14 @@ from raytune70b.training.network import BoundTorchConfig
 from raytune70b.training.prepared import Prepared, write_resolved
 from raytune70b.training.watchdog import Watchdog
 
-FINISHED, FAILED, BAD_INPUT, OUT_OF_BUDGET, RESUME_ME = 0, 1, 2, 3, 75
-"""Exit codes. 75 is EX_TEMPFAIL of sysexits.h: stopped with a checkpoint, the same command continues; 3: likewise, once the budget is raised."""
+FINISHED, FAILED, BAD_INPUT, OUT_OF_BUDGET = 0, 1, 2, 3
+"""Exit codes. RESUME_ME: stopped with a checkpoint, the same command continues; 3: likewise, once the budget is raised."""
 
 Evaluate = Callable[[Job, ray.train.Checkpoint], dict[str, Any]]
 """What Ray Train's validation hook calls with a checkpoint that is due, in a process of its own."""
 
-STOP_WITHOUT_WORKERS_S = 20.0
-"""How long a wish to stop waits for a worker group that could save, when none is up."""
+STOP_WITHOUT_WORKERS_S = 3.0
+"""How long a wish to stop waits for signs of workers that have something to save, where there are none. A group beats from its first second on."""
 
 
 def set_up_ray_train(config: Config) -> None:
@@ -84,10 +85,11 @@ def build_trainer(prepared: Prepared, job: Job, launch: int, evaluate: Evaluate 
         train_on_worker,
         train_loop_config={"job": job},
         run=prepared.run.uri, mailbox=job.mailbox, launch=launch, hand_over_s=3 * config.run.hang_timeout_s, replicate=config.model.replicate,
+        held=cluster.held_by_entrypoint(),
         torch_config=BoundTorchConfig(backend="cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=int(max(60, 3 * config.run.hang_timeout_s))),
         scaling_config=ScalingConfig(  # type: ignore[call-arg]
             num_workers=(least, most), use_gpu=gpu,  # type: ignore[arg-type]
-            resources_per_worker={"CPU": config.cluster.cpus_per_worker, **({"GPU": 1} if gpu else {})},
+            resources_per_worker=cluster.of_worker(config, gpu),
             elastic_resize_monitor_interval_s=config.cluster.resize_check_s,
         ),
         datasets={"train": lambda: ray.data.range(1)},  # a placeholder: ExactSplit knows what is left to train
@@ -126,7 +128,8 @@ class Post:
         try:
             self._carry_until_over()
         except Exception as error:
-            self._watch.warn(f"the workers' records do not arrive any more ({type(error).__name__}: {error}); what they train is in the checkpoints")
+            if not self._over:
+                self._watch.warn(f"the workers' records do not arrive any more ({type(error).__name__}: {error}); what they train is in the checkpoints")
 
     def _carry_until_over(self) -> None:
         last = False
@@ -149,9 +152,10 @@ class Post:
         warning = self._watchdog.look(beats)
         if warning is not None:
             self._watch.warn(warning)
-        if self._told_s is not None and not beats and time.monotonic() - self._told_s > STOP_WITHOUT_WORKERS_S:
+        idle = all(beat["mark"] == "set up" for beat in beats.values())  # or there is no group: nothing was trained since the newest checkpoint
+        if self._told_s is not None and idle and time.monotonic() - self._told_s > STOP_WITHOUT_WORKERS_S:
             self._told_s = float("inf")
-            self._watch.warn("no worker group is up that could save; the newest checkpoint stands")
+            self._watch.warn("nothing was trained since the newest checkpoint, so there is nothing to save")
             os.kill(os.getpid(), signal.SIGINT)  # Ray Train's way to give its controller up
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -195,7 +199,8 @@ def fit(prepared: Prepared, watch: Watch, post: Post, launch: int, evaluate: Eva
     except (KeyboardInterrupt, SystemExit, ray.exceptions.RayActorError) as error:  # Ray Train gave its controller up
         if post.stop_reason is None:
             raise KeyboardInterrupt from error
-    post.close()
+    finally:
+        post.close()
     return ending(post, reason)
 
 
@@ -211,10 +216,8 @@ def ending(post: Post, reason: str) -> Ending:
 
 
 def train_here(prepared: Prepared, watch: Watch, launch: int, evaluate: Evaluate | None) -> Ending:
-    """Joins or starts Ray, listens to SIGTERM and the budget, and trains."""
+    """Listens to SIGTERM and the budget, and trains on the Ray that runs."""
     config = prepared.config
-    cluster.start(config)
-    cluster.uses_gpu(config)  # it may wait, and here a signal still ends the job at once
     post = open_post(watch, config.run.hang_timeout_s)
     watch.add_sink(Stopper(config.budget, watch.records, post.request_stop))
     signal.signal(signal.SIGTERM, lambda *_: post.request_stop("SIGTERM"))
@@ -230,16 +233,26 @@ def run(prepared: Prepared, evaluate: Evaluate | None = None) -> int:
     evaluate: for checkpoints that are due by `evaluation.every`.
     """
     with Lease(prepared.run):
-        return _run(prepared, evaluate)
+        try:
+            return _run(prepared, evaluate)
+        finally:
+            ray.shutdown()
+
+
+def join(config: Config) -> None:
+    """Joins or starts a Ray cluster that has room for the run, or may come to have it. Raises UserError. It may wait, and a signal ends the job at once."""
+    cluster.start(config)
+    cluster.check_room(config, cluster.of_worker(config, cluster.uses_gpu(config)), config.cluster.workers[0])
 
 
 def _run(prepared: Prepared, evaluate: Evaluate | None) -> int:
     config = prepared.config
-    write_resolved(prepared)
     history = read_journal(prepared.run)
     launch, ended = next_launch(history), prepared.ended(history)
     if not ended:
         check_left(config.budget, history)
+        join(config)
+    write_resolved(prepared)
     watch = Watch(config, prepared.run, launch, prepared.feed.total_steps)
     end = Ending("failed", "", FAILED)
     try:
@@ -250,9 +263,10 @@ def _run(prepared: Prepared, evaluate: Evaluate | None) -> int:
         raise
     except KeyboardInterrupt:
         end = Ending("stopped", "interrupted; the same command continues from the newest checkpoint", 130)
+    except SystemExit:  # before training: `end_on_sigterm`
+        end = Ending("stopped", "SIGTERM", RESUME_ME)
     finally:
         watch.close(end.status, end.reason, end.exit_code)
-        ray.shutdown()
     return end.exit_code
 
 

@@ -1,7 +1,8 @@
 """Signs of life: each worker beats from a thread of its own, and the driver names and ends the one that is stuck.
 
 Two kinds of stuck: a process that no longer beats (stopped, swapped out, its machine cut off), and one that beats while its
-training thread stands still and all others wait for it in a collective. The price is one small message a worker and second.
+training thread stands still and all others wait for it in a collective. Where that thread waits for data, it is the reading that
+is stuck; the group starts again all the same, which reads anew. The price is one small message a worker and second.
 """
 
 from __future__ import annotations
@@ -65,12 +66,16 @@ def stuck(beats: dict[int, Record], timeout_s: float) -> tuple[Record, str] | No
     judged = [b for b in beats.values() if b["mark"] not in ("set up", "wait")]
     if len(judged) == len(beats) and min(b["still"] for b in judged) > timeout_s:
         behind = min(judged, key=lambda b: (b["count"], -b["still"]))  # the others wait for it, further on
-        return behind, f"its training thread has stood still for {behind['still']:.0f} s"
+        waits = f"has waited {behind['still']:.0f} s for its data" if behind["mark"] == "data" else f"its training thread has stood still for {behind['still']:.0f} s"
+        return behind, waits
     return None
 
 
 def describe(beat: Record, why: str, timeout_s: float) -> str:
-    """One warning: rank, host, pid, step and the last stack known."""
+    """One warning: rank, host, pid, step and the last stack known. A worker that waits for data is not to blame, and no stack of it tells anything."""
+    if beat["mark"] == "data" and beat["silent"] <= timeout_s:
+        return (f"no worker hangs, but the data stands still after step {beat['step']}: worker {beat['rank']} on {beat['host']} {why} "
+                f"(run.hang_timeout_s={timeout_s:g}); is the storage of data.path slow or gone? The worker group starts again and reads from there")  # fmt: skip
     stack = f"; last seen at\n{beat['stack']}" if beat["stack"] else ""
     return (f"worker {beat['rank']} on {beat['host']} (pid {beat['pid']}) is stuck after step {beat['step']} in {beat['mark']}: {why} "
             f"(run.hang_timeout_s={timeout_s:g}); it is ended and the worker group starts again{stack}")  # fmt: skip

@@ -123,7 +123,7 @@ def test_other_settings_are_refused_and_a_finished_run_stays(sample, undisturbed
 def test_submitted_as_a_job(head, sample, tmp_path):
     """`ray job submit --working-dir .`: a small upload, progress in the job's log, run and data set in the dashboard."""
     ray = os.path.join(os.path.dirname(sys.executable), "ray")
-    job = " ".join(["python", "jobs/finetune.py", *arguments(sample, tmp_path, "submitted")])
+    job = " ".join(["python", "jobs/finetune.py", *arguments(sample, tmp_path, "submitted", "cluster.cpus_per_worker=3")])
     command = [ray, "job", "submit", f"--address={head}", "--working-dir", ".", "--", *job.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     log = done.stdout + done.stderr

@@ -39,14 +39,60 @@ class Box:
         self.gone = Method(self.told_gone)
 
 
-def policy(replicate: int = 1, box: Box | None = None) -> LivingNodes:
+def policy(replicate: int = 1, box: Box | None = None, held: dict | None = None) -> LivingNodes:
     scaling = ScalingConfig(num_workers=(2, 8), resources_per_worker={"CPU": 1.5})  # type: ignore[arg-type]
-    return LivingNodes(scaling, "run", box or Box(), 1, 60.0, replicate)
+    return LivingNodes(scaling, "run", box or Box(), 1, 60.0, replicate, held or {})
 
 
 def test_the_workers_of_a_replicated_run_are_a_multiple():
     nodes = {"a": {"CPU": 4.0}, "b": {"CPU": 4.0}, "c": {"CPU": 2.0}}  # room for 2, 2 and 1
     assert [policy(n)._count_possible_workers(nodes) for n in (1, 2, 4)] == [5, 4, 4]
+
+
+def test_what_the_jobs_entrypoint_holds_is_no_workers():
+    nodes = {"a": {"CPU": 4.0}, "b": {"CPU": 4.0}}
+    assert [policy(held={"a": {"CPU": cpus}})._count_possible_workers(policy(held={"a": {"CPU": cpus}})._unoccupied(nodes)) for cpus in (0.0, 1.0, 2.0, 4.0)] == [4, 4, 3, 2]
+
+
+def test_after_a_group_without_a_place_only_free_machines_count(monkeypatch):
+    """What other jobs hold is not in Ray's reservation: a group of that size would time out for ever."""
+    nodes, asked = {"a": {"CPU": 6.0}, "b": {"CPU": 6.0}}, policy()
+    monkeypatch.setattr(controller.ray._private.state, "available_resources_per_node", lambda: {"a": {"CPU": 3.0}, "b": {}})
+    assert asked._count_possible_workers(asked._unoccupied(nodes)) == 8
+    asked.on_controller_start_worker_group(scaling_config=None, num_workers=8)
+    assert asked._count_possible_workers(asked._unoccupied(nodes)) == 2
+
+
+def test_it_says_what_it_waits_for_once_it_is_clear_that_it_does(monkeypatch):
+    box, machines = Box(), [{"NodeID": "a", "Alive": True, "Resources": {"CPU": 2.0}}]
+    waits = policy(box=box)
+    monkeypatch.setattr(controller.ray, "nodes", lambda: machines)
+    monkeypatch.setattr(controller.time, "sleep", lambda _: None)
+    for _ in range(2):
+        waits._wait()
+    assert not box.sent, "the last group's resources come back within a second or two"
+    for _ in range(100):
+        waits._wait()
+    (told,) = box.sent
+    assert told["kind"] == "wait" and told["reason"] == (
+        "there is no room for 2 workers (cluster.workers): 2 with 1.5 CPUs each (cluster.cpus_per_worker) take 3 CPUs, the Ray cluster has 2 CPUs, room for 1; waiting for machines")
+    machines.clear()
+    for _ in range(60):
+        waits._wait()
+    assert len(box.sent) == 2 and "has 0 CPUs" in box.sent[1]["reason"]
+
+
+def test_told_to_stop_without_a_group_it_ends(monkeypatch):
+    """Ray's own abort would never run: the control loop does not let go while it waits."""
+    asked = policy()
+    asked._mailbox = type("Told", (), {"command": Method([], STOP)})
+    left: list = []
+    monkeypatch.setattr(controller.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(controller.ray.actor, "exit_actor", lambda: (_ for _ in ()).throw(SystemExit))
+    monkeypatch.setattr(asked, "_cancel_resource_request", lambda: left.append("reservation"))
+    with pytest.raises(SystemExit):
+        asked.make_decision_for_non_running_worker_group()
+    assert left == ["reservation"]
 
 
 def test_a_coordinator_that_does_not_answer_changes_nothing_and_is_told_of_once(monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from raytune70b.config import UserError, compose
 from raytune70b.storage import Folder
+from raytune70b.training import trainer
 from raytune70b.training.checkpoint import Cursor
 from raytune70b.training.prepared import prepare_run
 from raytune70b.training.trainer import Post, ending
@@ -77,3 +78,22 @@ READY, STOPPED, FINISHED = {"kind": "group_ready", "attempt": 2}, {"kind": "resu
 def test_the_exit_code_is_that_of_what_ended_the_run(post, said, status, reason, code):
     end = ending(post, said)
     assert (end.status, end.reason, end.exit_code) == (status, reason, code)
+
+
+@pytest.mark.parametrize(("marks", "gives_up"), [
+    ([], True), (["set up", "set up"], True), (["set up", "data"], False), (["compute", "agree"], False), (["wait", "wait"], False),
+])  # fmt: skip
+def test_a_wish_to_stop_waits_only_for_workers_that_may_have_something_to_save(monkeypatch, marks, gives_up):
+    """SIGTERM while a run waits for machines, or loads: nothing was trained since the newest checkpoint."""
+    post, signals, told = after(stop_reason="SIGTERM"), [], []
+    post._watchdog, post._watch.warn, post._told_s = SimpleNamespace(look=lambda beats: None), told.append, 0.0
+    monkeypatch.setattr(trainer.os, "kill", lambda pid, number: signals.append(number))
+    clock = [trainer.STOP_WITHOUT_WORKERS_S - 0.1]
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: clock[0])
+    beats = {rank: {"mark": mark} for rank, mark in enumerate(marks)}
+    post._look_after(beats)
+    assert not signals, "a group that is just coming up has a moment to beat"
+    clock[0] += 0.2
+    for _ in range(2):
+        post._look_after(beats)
+    assert signals == ([trainer.signal.SIGINT] if gives_up else []) and len(told) == gives_up

@@ -23,9 +23,17 @@ def test_the_silent_one_is_stuck_though_all_stand_still():
     assert found["rank"] == 1 and "no sign of life for 11 s" in why
 
 
-def test_the_one_behind_holds_up_the_others():
-    found, why = stuck(beats(beat(0, still=12, count=101, mark="agree"), beat(1, still=12, count=99, mark="data"), beat(2, still=12, count=101, mark="agree")), LIMIT)
-    assert found["rank"] == 1 and "stood still for 12 s" in why
+@pytest.mark.parametrize(("mark", "says"), [("compute", "stood still for 12 s"), ("data", "waited 12 s for its data")])
+def test_the_one_behind_holds_up_the_others(mark, says):
+    found, why = stuck(beats(beat(0, still=12, count=101, mark="agree"), beat(1, still=12, count=99, mark=mark), beat(2, still=12, count=101, mark="agree")), LIMIT)
+    assert found["rank"] == 1 and says in why
+
+
+def test_a_worker_that_waits_for_data_is_not_blamed_but_one_that_fell_silent_there_is():
+    waits = {**beat(1, still=12, mark="data"), "stack": "its stack"}
+    text = describe(waits, "has waited 12 s for its data", LIMIT)
+    assert text.startswith("no worker hangs, but the data stands still after step 40") and "data.path" in text and "stuck" not in text and "its stack" not in text
+    assert "worker 1 on host1 (pid 1001) is stuck" in describe({**waits, "silent": 11}, "no sign of life for 11 s", LIMIT)
 
 
 def test_one_that_moves_shows_that_none_is_stuck():
