@@ -35,6 +35,8 @@ BENCHMARKS = {
     "data_dedup": "Near duplicates",
     "data_pipeline": "The whole data pipeline",
     "data_read": "Reading token blocks back",
+    "size_order": "Order, proof and dealing at full size",
+    "size_first_batch": "The first batch at full size",
     "sweep_default": "The default's sweep",
     "sweep_vs_grid": "Sweep against grid",
     "generation_throughput": "Generation",
