@@ -199,7 +199,7 @@ def _sample(before: str, kinds: Any) -> tuple[str, str]:
             gap = (gap[:20] + "…" if position else "") + gap[-20:]
         around = _masked(gap)
         shown += around + _masked(value.decode())
-        after += around + redaction.placeholder(span.kind, value).decode()
+        after += around + redaction.placeholder(span).decode()
         position = span.end
     rest = _masked(data[position:].decode()[:20])
     return (shown + rest)[:400], (after + rest)[:400]

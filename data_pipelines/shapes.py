@@ -14,22 +14,40 @@ GAP = rb"(?:" + DASH + rb"| (?:-|\xe2\x80\x93) )"
 SAME = rb"([ .\-]|\xe2\x80\x93|)"
 """What stands between two groups and, as \\1, between all others: a space, a dot, a hyphen, an en dash or nothing."""
 
+BREAK = rb"(?:[ \-]|-?\n|)"
+"""The same between letters and digits, where a line may end."""
+DOT = rb"(?:\.| ?[\[({<] ?(?:dot|DOT|point|POINT|\.) ?[\])}>] ?)"
+AT = rb"(?:@| ?[\[({<] ?(?:at|At|AT|arobase|arrobase|\xc3\xa0|@) ?[\])}>] ?)"
+LABEL = rb"[A-Za-z0-9\x80-\xff](?:[A-Za-z0-9\-\x80-\xff]*[A-Za-z0-9\x80-\xff])?"
+
 SHAPES = {
-    "email": rb"[A-Za-z0-9_%+\-\x80-\xff][A-Za-z0-9._%+'\-\x80-\xff]*@[A-Za-z0-9\x80-\xff](?:[A-Za-z0-9.\-\x80-\xff]*[A-Za-z0-9\x80-\xff])?\.[A-Za-z]{2,24}",
+    "email": rb"[A-Za-z0-9_%+\-\x80-\xff][A-Za-z0-9._%+'\-\x80-\xff]*(?: ?[\[({<] ?(?:dot|DOT|point|POINT|\.) ?[\])}>] ?[A-Za-z0-9._%+'\-\x80-\xff]+)*" + AT
+    + rb"[A-Za-z0-9\x80-\xff](?:[A-Za-z0-9.\-\x80-\xff]*[A-Za-z0-9\x80-\xff])?(?:" + DOT + LABEL + rb")*" + DOT + rb"[A-Za-z]{2,24}",
     "iban": rb"\b(?:FR|MC)[ \-]?\d{2}(?:[ \-]?\d){10}(?:[ \-]?[A-Z0-9]){11}(?:[ \-]?\d){2}\b"
     rb"|\b(?:AT|BE|CH|DE|ES|FR|GB|IE|IT|LU|NL|PT) \d{2}(?: [A-Z0-9]{4}){3,7}(?: [A-Z0-9]{1,4})?\b"
-    rb"|\b[A-Z]{2}\d{2}(?:[ \-]?[A-Z0-9]{4}){2,7}(?:[ \-]?[A-Z0-9]{1,4})?\b",
-    "postal": rb"\b[ABCEGHJKLMNPRSTVXY]\d[ABCEGHJKLMNPRSTVWXYZ][ \-]?\d[ABCEGHJKLMNPRSTVWXYZ]\d\b",
+    rb"|\b[A-Z]{2}\d{2}(?:[ \-]?[A-Z0-9]{4}){2,7}(?:[ \-]?[A-Z0-9]{1,4})?\b|\b[A-Z]{2}\d{2}(?:[ \-]?[A-Z0-9]{4})?\n[A-Z0-9]{4}\b",
+    "postal": rb"\b[ABCEGHJ-NPRSTVXYabceghj-nprstvxy]\d[ABCEGHJ-NPRSTV-Zabceghj-nprstv-z][ \-]?\d[ABCEGHJ-NPRSTV-Zabceghj-nprstv-z]\d\b",
+    "british": rb"\b[A-Za-z]{1,2}\d[A-Za-z0-9]? ?\d[ABD-HJLNP-UW-Zabd-hjlnp-uw-z]{2}\b",
+    "french": rb"\b\d{5} (?:[A-Z]|\xc3[\x80-\x9e])|\b[Cc][Oo][Dd][Ee] [Pp][Oo][Ss][Tt][Aa][Ll] ?:? ?\d{5}\b",
+    "nino": rb"\b[A-Za-z]{2}(?:" + BREAK + rb"\d{2}){3}" + BREAK + rb"[A-Da-d]\b",
     "passport": rb"\b(?:[A-Z]{1,2}\d{6,8}|\d{2}[A-Z]{2}\d{5})\b",
+    "idcard": rb"\b[B-DF-HJ-NP-TV-Z][B-DF-HJ-NP-TV-Z0-9]{8}\d?\b",
+    "ramq": rb"\b[A-Za-z]{4}" + BREAK + rb"\d{4}" + BREAK + rb"\d{4}\b",
+    "rvnr": rb"\b\d{2}" + BREAK + rb"\d{6}" + BREAK + rb"[A-Z]" + BREAK + rb"\d{2} ?\d\b",
     "ip6": rb"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,8}",
-    "rib": rb"\b\d{5}[ \-]?\d{5}[ \-]?[A-Z0-9]{11}[ \-]?\d{2}\b",
-    "digits": rb"[+(]{0,2}\d(?:(?:[ .\-]|\)(?:[ .\-]| - )?| ?\(| (?:-|\xe2\x80\x93) |\xe2\x80[\x93\xa2]|\xc2\xb7)?\d){6,}",
+    "rib": rb"\b\d{5}" + BREAK + rb"\d{5}" + BREAK + rb"[A-Z0-9]{11}" + BREAK + rb"\d{2}\b",
+    "digits": rb"[+(]{0,2}\d(?:(?:[ .\-]|\)(?:[ .\-]| - )?| ?\(| (?:-|\xe2\x80\x93) |\xe2\x80[\x93\xa2]|\xc2\xb7|[.\-)]?\n|\xe2\x80\x93\n)?\d){6,}",
     "ip4": rb"(?:\d{1,3}\.){3}\d{1,3}",
     "slashed": rb"\b(?:[2-9]\d{2}/[2-9]\d{2}[ .\-/]?\d{4}|0[1-9](?:/\d{2}){4}|0\d{1,3}/\d{2,3}(?:[ .\-]\d{2,3}){1,3})\b",
     "corsican": rb"\b[1-478](?:[ .\-]?\d{2}){2}[ .\-]?2[ABab](?:[ .\-]?\d{3}){2}(?:[ .\-]?\d{2})?\b",
     "lower_iban": rb"\b[a-z]{2}\d{2}[ \-]?[a-z0-9]{4}(?:[ \-]?\d[a-z0-9]{3}|[a-z0-9]{4}){1,6}(?:[ \-]?\d[a-z0-9]{0,3}|[a-z0-9]{1,3})?\b",
+    "said_email": rb"[A-Za-z0-9\x80-\xff][A-Za-z0-9._%+\-\x80-\xff]*(?:(?: dot [A-Za-z0-9._%+\-\x80-\xff]+)* (?:at|AT) " + LABEL + rb"(?:(?:\.| dot )" + LABEL + rb")*(?:\.| dot )"
+    rb"|(?: point [A-Za-z0-9._%+\-\x80-\xff]+)* arr?obase " + LABEL + rb"(?:(?:\.| point )" + LABEL + rb")*(?:\.| point ))"
+    rb"(?:com|org|net|edu|gov|gc|info|biz|io|ca|qc|fr|be|ch|de|uk|eu|us|ie|lu|it|es|nl|pt|example)\b",
 }
 """Tried in this order where several begin at one place: what is common stands first, for each find pays for those before it."""
+GROUPED = frozenset({"postal", "british", "french", "ramq", "nino", "rvnr", "idcard", "passport", "said_email"})
+"""Shapes that may have taken the next number along: where one is nothing, the search goes on behind its first word."""
 NAME = rb"(?:[A-Z]|\xc3[\x80-\x9e])[\w.'\x80-\xff\-]*(?: (?:[A-Z]|\xc3[\x80-\x9e])[\w.'\x80-\xff\-]+){0,2}"
 NAME_SHAPE = (
     rb"\b(?:(?:Mr|Mrs|Ms|Dr|Me|Mme|Mlle|Justice|Judge|Monsieur|Madame|Mademoiselle|Ma\xc3\xaetre"
@@ -72,3 +90,24 @@ PAIRS_BEFORE = re.compile(rb"(?<!\d)(?:\d\d )+$")
 PAIRS_AFTER = re.compile(rb"(?: \d\d)+(?!\d)")
 FOUR_PARTS = re.compile(rb"(?<![\d.\-])(?:\d{1,3}\.){3}\d{1,3}(?![\d]|[.\-]\d)")
 NINE_DIGITS = re.compile(rb"(?<!\d)\d{9}(?!\d)")
+END = rb"(?![\d]|[.\-]\d)"
+OHIP = re.compile(rb"(?<![\d.\-])[1-9]\d{3}" + SAME + rb"\d{3}\1\d{3}" + END)
+VERSION = re.compile(rb"[ \-]?[A-Z]{2}(?![A-Za-z0-9\x80-\xff])")
+"""The two letters behind an Ontario card's number."""
+NRN = re.compile(rb"(?<![\d.\-])\d\d(?:" + SAME + rb"\d\d\1\d\d[ .\-]?\d{3}[ .\-]?\d\d|" + rb"\d{4}-\d{3}[ .\-]\d\d)" + END)
+NRN_SET = re.compile(rb"\d\d\.\d\d\.\d\d-\d{3}[.\-]\d\d")
+AHV = re.compile(rb"(?<![\d.\-])756" + SAME + rb"\d{4}\1\d{4}\1\d\d" + END)
+IDNR = re.compile(rb"(?<![\d.\-])[1-9]\d([ /\-]?)\d{3}\1\d{3}\1\d{3}" + END)
+FRENCH = re.compile(rb"(?<!\d)\d{5}(?= (?:[A-Z]|\xc3))")
+DEPARTMENT = re.compile(rb"0[1-9]|[1-8]\d|9[0-578]")
+BIRTHDAY = re.compile(rb"\d\d(?:0[1-9]|1[0-2]|5[1-9]|6[0-2])(?:0[1-9]|[12]\d|3[01])")
+"""Year, month (50 more for women) and day in a health card of Quebec."""
+BIRTHDAY_DE = re.compile(r"(?:0[1-9]|[12]\d|3[01]|5[1-9]|[67]\d|8[01])(?:0[1-9]|1[0-2])\d\d")
+PREFIX = re.compile(rb"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z]")
+IBAN_REST = re.compile(rb"\n?(?:[ \-]?[A-Z0-9]{1,4}(?![A-Za-z0-9])){1,7}|\n[A-Z0-9]{1,27}\b")
+MAILBOX = re.compile(rb"[A-Za-z][._][A-Za-z0-9]|_|[A-Za-z]\d")
+"""A name before `at` that is no word."""
+SAID = re.compile(rb" (?:dot|point|arr?obase) ")
+RIB = re.compile(SHAPES["rib"])
+FIVE_DIGITS = re.compile(rb"\d{5}(?!\d)")
+IDCARD = re.compile(rb"(?=[A-Z]*\d)[B-DF-HJ-NP-TV-Z][B-DF-HJ-NP-TV-Z0-9]{8}\d?")

@@ -57,7 +57,10 @@ class Data:
     """Languages to keep, by code; documents that mix them are kept. Empty keeps all."""
     min_words: int = limited(5, low=1)
     """Documents with fewer words are dropped."""
-    redact: list[str] = several("email", "phone", "sin", "ssn", "nir", "card", "iban", "postal", "ip", "passport", "account")
+    redact: list[str] = several(
+        "email", "phone", "sin", "ssn", "nir", "card", "iban", "postal", "ip", "passport", "account",
+        "ramq", "ohip", "nino", "nrn", "ahv", "idnr", "rvnr", "idcard",
+    )  # fmt: skip
     """Kinds of personal data to replace by placeholders; `name` also replaces names behind a title such as Mr. or Me."""
     near_duplicates: float = limited(0.8, low=0.0, high=1.0)
     """Documents whose runs of five words reach this Jaccard similarity are copies, of which one is kept; conversations are copies if they say the same words. 0 keeps all but equal ones."""
