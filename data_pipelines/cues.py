@@ -18,7 +18,7 @@ def _words(*alternatives: str, end: str = r"[^\n]{0,24}$") -> re.Pattern[bytes]:
 
 SPEAKS_PHONE = _words(
     "t[eé]l[eé]?phones?", "t[eé]l", "phones?", "fax", "t[eé]l[eé]copieurs?", "t[eé]l[eé]c", "cell?", "cellulaires?", "mobiles?", "portables?", "gsm", "natel", "whatsapp",
-    "sms", "call", "r?appele[rz]", "compose[rz]", "joignables?",
+    "sms", "call", "dial", "voicemail", "(?:ring|text) (?:me|us|him|her|them)", "r?appele[rz]", "compose[rz]", "joignables?",
 )  # fmt: skip
 SPEAKS_SIN = _words("sin", "s\\.i\\.n\\.", "nas", "n\\.a\\.s\\.", "social insurance", "assurance sociale", end=r"[^\n]{0,32}$")
 SPEAKS_SSN = _words("ssns?", r"s\.s\.n\.", "social security", "s[eé]curit[eé] sociale", end=r"[^\n]{0,32}$")
@@ -72,6 +72,8 @@ CODED = _words(
     "seal", "table", "tableau", "compteur", "meter", "colis", "ean", "upc", "barcode", end=NUMBER_END,
 )  # fmt: skip
 """Before a code of letters and digits, or of as many digits, that is nobody's."""
+STAFF = _words("(?:employee|personnel|staff|payroll) (?:files?|records?)", "payroll", end=NUMBER_END)
+"""Before a British number where `file` alone would speak of a docket."""
 COMPANY = _words("siren", "siret", "rcs", "neq", "ein", "tva", "vat", end=NUMBER_END)
 """Before the number of a company, which may have the length of a person's."""
 TABULAR = _words(

@@ -18,6 +18,9 @@ from data_pipelines.finds import FAR_BACK, Find, Span, only_digits
 def _email(find: Find) -> Iterator[Span]:
     text = find.value.decode("utf-8", "replace")
     glued = next(n for n, c in enumerate(text) if c.isalnum() or c in "_%+-")  # a dash or quotation mark before the address
+    foreign = [] if text.isascii() else [n for n, c in enumerate(text.partition("@")[0]) if c >= "\u2e80"]  # text without blanks before an address in Latin letters
+    if foreign and text[foreign[-1] + 1] != "@":
+        glued = foreign[-1] + 1
     yield Span(find.start + len(text[:glued].encode()), find.end, "email")
 
 
@@ -76,7 +79,7 @@ def _nino(find: Find) -> Iterator[Span]:
         yield from _document(find)
     elif not shapes.PREFIX.match(find.value.upper()):
         return
-    elif find.after(cues.SPEAKS_NINO, back=FAR_BACK) or (find.value.isupper() and not find.after(cues.CODED)):
+    elif find.after(cues.SPEAKS_NINO, back=FAR_BACK) or (find.value.isupper() and (find.after(cues.STAFF) or not find.after(cues.CODED))):
         yield Span(find.start, find.end, "nino")
 
 
