@@ -66,7 +66,7 @@ def check(config: Config) -> None:
         try:
             grpc.channel_ready_future(channel).result(timeout=ANSWER_S)
         except grpc.FutureTimeoutError as error:
-            raise _unreachable(named, f"no answer within {ANSWER_S:.0f} s") from error
+            raise _unreachable(named if named == address else f"{address} ({named})", f"no answer within {ANSWER_S:.0f} s") from error
 
 
 def _resolved(named: str) -> str | None:

@@ -305,6 +305,8 @@ def main_with_clear_errors(
     except UserError as error:
         print(f"error: {masked(str(error))}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

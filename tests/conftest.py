@@ -13,7 +13,7 @@ settings.register_profile("steady", derandomize=True, deadline=None)  # the verd
 settings.register_profile("search", deadline=None)  # other examples each time: pytest --hypothesis-profile=search
 settings.load_profile("steady")
 
-CLUSTERS = ("end_to_end", "faults", "tracking/test_prometheus.py", "tracking/test_real_runs.py", "data_pipelines/test_prepare.py",
+CLUSTERS = ("end_to_end", "faults", "first_hour", "tracking/test_prometheus.py", "tracking/test_real_runs.py", "data_pipelines/test_prepare.py",
             "data_pipelines/test_bounded.py", "test_readme.py")  # fmt: skip
 """Tests that start Ray: one after the other, for two clusters on one host disturb each other."""
 

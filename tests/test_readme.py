@@ -34,10 +34,17 @@ def test_it_names_what_there_is():
 
 
 @pytest.mark.parametrize("words", JOBS, ids=" ".join)
-def test_its_settings_are_settings(words):
+def test_its_settings_are_settings(words, tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()  # the reader's own; a fresh checkout has none
+    monkeypatch.chdir(tmp_path)
     overrides = [w for w in words[2:] if re.match(r"[a-z_.]+=", w)]
-    files = [w for w in words[2:] if w.startswith("conf/")]
+    files = [str(ROOT / w) for w in words[2:] if w.startswith("conf/")]
     compose([*files, *overrides])
+
+
+def test_no_cluster_starts_before_there_is_a_token():
+    starts = [line for line in README.splitlines() if "ray start --head" in line]
+    assert starts and all(re.search(r"ray get-auth-token --generate [^`]*&& ray start --head", line) for line in starts), starts
 
 
 def test_its_exit_codes_are_the_jobs():
